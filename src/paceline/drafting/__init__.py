@@ -1,0 +1,1 @@
+"""Ways of drafting, one file per method."""

@@ -1,0 +1,93 @@
+"""What the drafter asks of a drafting method. To add a method, write one file beside this one; see
+docs/add_a_method.md.
+
+A method only ever affects speed: the verifier decides every token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from paceline.messages import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class MethodInfo:
+    """Facts about a method; zero or empty where a method has no model.
+
+    Attributes:
+        name: `draft_model`, `ngram`, ...
+        vocab_size: ids at or above it are never proposed; 0 when the method repeats given ids only.
+        max_model_len: most tokens of context; 0 when unbounded.
+        tokenizer_hash: fingerprint of the model's tokenizer; empty when the method has none.
+        weights_bytes: memory of the weights.
+        kv_bytes: memory reserved for key/value rows.
+        max_sessions: sessions that fit at once; 0 when unbounded.
+    """
+
+    name: str
+    vocab_size: int = 0
+    max_model_len: int = 0
+    tokenizer_hash: str = ""
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    max_sessions: int = 0
+
+
+@dataclass(slots=True)
+class DraftJob:
+    """One draft in the making; the method appends to it step by step, so that it can be superseded between steps.
+
+    Attributes:
+        session: key of the session, opened before.
+        context: committed tokens, then assumed ones.
+        max_depth: most tokens to propose, at least 1.
+        sampling: the request's parameters; drafts use its keyed noise.
+        tokens: the chain proposed so far; tokens[i] has absolute position len(context) + i.
+        confidences: the drafter's own probability of each token.
+        done: no further step will add to it.
+        method: name of the method that proposed it.
+    """
+
+    session: str
+    context: Sequence[int]
+    max_depth: int
+    sampling: SamplingParams
+    tokens: list[int] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)
+    done: bool = False
+    method: str = ""
+
+
+class DraftMethod(Protocol):
+    """A way of drafting. Used from one thread at a time."""
+
+    @property
+    def info(self) -> MethodInfo:
+        """Facts about the method."""
+
+    def open(self, session: str) -> None:
+        """Makes room for a session.
+
+        Raises:
+            CapacityExceeded: no slot is free.
+        """
+
+    def advance(self, jobs: Sequence[DraftJob]) -> None:
+        """One step for all jobs: at most one pass, adding at most one token to each (a method without a model may
+        finish at once).
+
+        The first step of a job brings the session's rows to its context: rows are cut to the longest common prefix of
+        what was fed and
+        the context, less one, and the rest is fed. Jobs of different sessions share the pass. A job that cannot be
+        served (context too
+        long, nothing found, no room) is marked done with what it has.
+        """
+
+    def kv_len(self, session: str) -> int:
+        """Key/value rows that the session holds."""
+
+    def close(self, session: str) -> None:
+        """Frees what the session holds; unknown sessions are closed already."""

@@ -1,0 +1,1 @@
+"""Runs models: loading, key/value cache, forward passes, sampling."""

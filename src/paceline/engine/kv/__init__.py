@@ -1,0 +1,1 @@
+"""Key/value rows of many sessions: reserve, commit, roll back."""

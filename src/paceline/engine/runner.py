@@ -1,0 +1,78 @@
+"""What the engine asks of a model: one forward pass over a ragged batch of sequences.
+
+A runner knows nothing of sessions, sampling or acceptance. The `transformers` runner lives in
+`engine/transformers_runner.py`; tests
+bring a scripted one that stores tokens where a model stores keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from paceline.engine.kv.pool import SequenceKV
+from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePass:
+    """One sequence's part of a pass: a run of tokens, then a tree under the last of them.
+
+    Attributes:
+        kv: the sequence's rows; rows [0, kv.num_rows) are computed and this pass writes the rows after them, one per
+        fed token.
+        tokens: tokens at positions [kv.num_rows, kv.num_rows + len(tokens)), each seeing all rows before it. At least
+        one.
+            The last one is the tree's root.
+        tree: draft tokens under the last of `tokens`; node position = root position + depth.
+        num_logits: how many of the last fed rows need logits; the root and the tree need `1 + tree.num_draft_tokens`,
+            a prefill chunk needs 0.
+    """
+
+    kv: SequenceKV
+    tokens: tuple[int, ...]
+    tree: DraftTree = EMPTY_BLOCK
+    num_logits: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that this part feeds."""
+        return len(self.tokens) + self.tree.num_draft_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerInfo:
+    """Facts about a loaded model."""
+
+    vocab_size: int
+    max_model_len: int
+    weights_bytes: int
+    kv_bytes: int
+    kv_bytes_per_token: int
+    device: str
+    dtype: str
+
+
+class ModelRunner(Protocol):
+    """A model with its key/value pool. Used from one thread at a time."""
+
+    @property
+    def info(self) -> RunnerInfo:
+        """Facts about the model."""
+
+    def new_sequence(self) -> SequenceKV:
+        """An empty sequence in this runner's pool; free it with `SequenceKV.free`."""
+
+    def forward(self, batch: Sequence[SequencePass]) -> list[torch.Tensor]:
+        """Runs one pass.
+
+        Writes the fed tokens' key/value rows after `kv.num_rows` without making them part of the sequence: the caller
+        keeps what it
+        wants with `SequenceKV.commit`. The caller has reserved the rows with `SequenceKV.reserve`.
+
+        Returns:
+            Per part, float32 logits # [num_logits, vocab_size], row i for the (num_logits - i)-th last fed token.
+        """

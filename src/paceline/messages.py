@@ -1,0 +1,253 @@
+"""What the parts say to one another: frozen dataclasses, grouped by receiver.
+
+`paceline.wire` turns them into protobuf and back. Field meanings and units are those of the protos in
+`proto/paceline/v1`. Every message names session and epoch; a message with an older epoch has no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from paceline.errors import Failure
+from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
+
+GREEDY_TEMPERATURE = 1e-5
+"""Below this temperature a request is greedy, everywhere."""
+
+
+class AcceptanceRule(Enum):
+    """How the verifier decides which draft tokens to keep."""
+
+    MATCH = "match"
+    RATIO = "ratio"
+
+
+class TokenOrigin(Enum):
+    """Where a token came from."""
+
+    ACCEPTED = "accepted"
+    RECOVERED = "recovered"
+    BONUS = "bonus"
+    PLAIN = "plain"
+
+
+class FinishReason(Enum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the target's logits become a token.
+
+    Order of application: logit_bias, penalties, min_tokens mask, temperature, top_k, top_p, min_p. Plain data: limits
+    are checked at the doors by `paceline.text.validation`.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    top_logprobs: int | None = None
+    seed: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the best token is taken without noise."""
+        return self.temperature < GREEDY_TEMPERATURE
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Where the time of one answer went, in microseconds, as measured by the replica."""
+
+    queue_us: int = 0
+    forward_us: int = 0
+    total_us: int = 0
+    batch_sessions: int = 0
+    batch_tokens: int = 0
+
+
+NO_TIMING = Timing()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a replica serves."""
+
+    model: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    tokenizer_hash: str
+    boot_id: str
+    method: str = ""
+    max_draft_tokens: int = 0
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    max_sessions: int = 0
+
+
+# --- commands to a replica ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Registers a session, or takes it over under a newer epoch. Costs no pass."""
+
+    session: str
+    epoch: int
+    tokens: tuple[int, ...]
+    generation_start: int
+    sampling: SamplingParams
+    rule: AcceptanceRule = AcceptanceRule.MATCH
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Forgets a session and frees what it holds."""
+
+    session: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """To the verifier: judge one block; an empty one is a plain decoding step."""
+
+    session: str
+    epoch: int
+    round: int
+    base_len: int
+    prefix_hash: int
+    catch_up: tuple[int, ...] = ()
+    block: DraftTree = EMPTY_BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """To the drafter: propose up to `max_depth` tokens after base + assumed.
+
+    Supersedes a running draft of the session.
+    """
+
+    session: str
+    epoch: int
+    draft_id: int
+    base_len: int
+    prefix_hash: int
+    max_depth: int
+    catch_up: tuple[int, ...] = ()
+    assumed: tuple[int, ...] = ()
+
+
+# --- events to the gateway ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First event of every stream: the identity of the replica's life."""
+
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The session is registered."""
+
+    session: str
+    epoch: int
+    kv_len: int = 0
+    cached_len: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The session is gone."""
+
+    session: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class NeedTokens:
+    """The replica agrees only up to `have_len`: say it again with catch_up from there."""
+
+    session: str
+    epoch: int
+    command_id: int
+    have_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """The replica does not hold the session: open it again."""
+
+    session: str
+    epoch: int
+    command_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """One command failed; everything else goes on."""
+
+    session: str
+    epoch: int
+    command_id: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of the target's processed distribution at one position; alternatives best first."""
+
+    logprob: float
+    top_tokens: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The verdict on one block: the accepted nodes and one token more than those."""
+
+    session: str
+    epoch: int
+    round: int
+    base_len: int
+    accepted_path: tuple[int, ...]
+    tokens: tuple[int, ...]
+    kv_len: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    timing: Timing = NO_TIMING
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """A proposal; of use only if the committed tokens turn out to start with base + assumed."""
+
+    session: str
+    epoch: int
+    draft_id: int
+    block: DraftTree
+    kv_len: int
+    confidences: tuple[float, ...] = ()
+    method: str = ""
+    timing: Timing = NO_TIMING
+
+
+VerifierCommand = Open | Verify | Close
+DrafterCommand = Open | Draft | Close
+VerifierEvent = Hello | Opened | Verified | NeedTokens | Evicted | Closed | Failed
+DrafterEvent = Hello | Opened | Drafted | NeedTokens | Evicted | Closed | Failed

@@ -1,0 +1,1 @@
+"""The record of a session, in Redis or in memory."""

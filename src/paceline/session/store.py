@@ -1,0 +1,129 @@
+"""The record of a session: who owns it, which tokens are final and how many key/value rows its replicas hold.
+
+The record describes key/value rows; it never stores them. Every write names the epoch of the writer, so that an owner
+that was replaced
+can change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from paceline.messages import AcceptanceRule, SamplingParams
+
+
+class SessionState(Enum):
+    """Where a session is in its life."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Which replicas serve the session and how many key/value rows they hold; empty names when none does."""
+
+    verifier: str = ""
+    verifier_kv_len: int = 0
+    drafter: str = ""
+    drafter_kv_len: int = 0
+    acceptance_ewma: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """All that is known of a session.
+
+    Attributes:
+        session: its name.
+        epoch: fencing number of the owner; grows with every take-over.
+        owner: the gateway process that runs it.
+        tenant: who may see it; empty without API keys.
+        state: where it is in its life.
+        model: name of the target.
+        sampling: parameters of the generation, seed included.
+        rule: acceptance rule.
+        generation_start: index of the first generated token.
+        tokens: all final tokens, prompt included; committed_len is their number.
+        positions: replicas and rows.
+        finish_reason: "stop", "length", or what failed; empty while running.
+    """
+
+    session: str
+    epoch: int
+    owner: str
+    tenant: str
+    state: SessionState
+    model: str
+    sampling: SamplingParams
+    rule: AcceptanceRule
+    generation_start: int
+    tokens: tuple[int, ...]
+    positions: Positions = Positions()
+    finish_reason: str = ""
+
+    @property
+    def committed_len(self) -> int:
+        """Number of final tokens."""
+        return len(self.tokens)
+
+
+class AppendOutcome(Enum):
+    """What became of a write."""
+
+    APPLIED = "applied"
+    ALREADY_APPLIED = "already_applied"
+    """The same epoch has written the same tail before: a retried call."""
+    FENCED = "fenced"
+    """A newer epoch owns the session."""
+    MISSING = "missing"
+    """There is no such record, or it is shorter than the writer thinks: the live owner writes the whole record with
+    `put`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Tokens that became final in a session: positions [from_len, from_len + len(tokens))."""
+
+    session: str
+    epoch: int
+    from_len: int
+    tokens: tuple[int, ...]
+    positions: Positions
+
+
+class SessionStore(Protocol):
+    """Records of sessions. Raises `Unavailable` when the store does not answer in time."""
+
+    async def create(self, record: SessionRecord) -> None:
+        """Writes a new record.
+
+        Raises:
+            SessionBusy: a record of that name exists (whatever its state: multi-turn sessions come later).
+        """
+
+    async def put(self, record: SessionRecord) -> AppendOutcome:
+        """Writes the whole record of a live owner: APPLIED, or FENCED when a newer epoch owns it."""
+
+    async def append(self, append: Append) -> AppendOutcome:
+        """Appends tokens and sets positions, atomically, if epoch and length agree; extends the record's expiry."""
+
+    async def finish(self, session: str, epoch: int, state: SessionState, finish_reason: str) -> AppendOutcome:
+        """Ends the generation; the record stays readable until it expires."""
+
+    async def touch(self, sessions: Sequence[str]) -> None:
+        """Extends the expiry of sessions that made no progress."""
+
+    async def get(self, session: str) -> SessionRecord | None:
+        """The record, or None."""
+
+    async def ping(self) -> None:
+        """Returns when the store answers."""
+
+    async def close(self) -> None:
+        """Closes connections."""

@@ -1,7 +1,7 @@
-"""What the drafter asks of a drafting method. To add a method, write one file beside this one; see
-docs/add_a_method.md.
+"""What the drafter asks of a drafting method.
 
-A method only ever affects speed: the verifier decides every token.
+A method only ever affects speed: the verifier decides every token. To add one, write one file beside this one; the recipe
+is docs/add_a_method.md.
 """
 
 from __future__ import annotations
@@ -76,14 +76,12 @@ class DraftMethod(Protocol):
         """
 
     def advance(self, jobs: Sequence[DraftJob]) -> None:
-        """One step for all jobs: at most one pass, adding at most one token to each (a method without a model may
-        finish at once).
+        """Takes one step for all jobs: at most one pass, which adds at most one token to each.
 
-        The first step of a job brings the session's rows to its context: rows are cut to the longest common prefix of
-        what was fed and
-        the context, less one, and the rest is fed. Jobs of different sessions share the pass. A job that cannot be
-        served (context too
-        long, nothing found, no room) is marked done with what it has.
+        A method without a model may finish at once. The first step of a job brings the session's rows to its context:
+        rows are cut to the longest common prefix of what was fed and the context, less one, and the rest is fed. Jobs
+        of different sessions share the pass. A job that cannot be served (context too long, nothing found, no room) is
+        marked done with what it has.
         """
 
     def kv_len(self, session: str) -> int:

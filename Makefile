@@ -1,0 +1,80 @@
+# Everything a newcomer needs. `make` alone lists the targets.
+#
+# Variables (make demo PYTHON=/usr/bin/python3.12 ...):
+#   PYTHON       interpreter that creates the virtual environment; 3.11 or newer
+#   VENV         folder of the virtual environment
+#   TORCH_INDEX  extra package index for torch, e.g. https://download.pytorch.org/whl/cpu for the small CPU build on
+#                Linux; empty: whatever build the default index offers
+#   PYTEST_ARGS  passed to pytest by `make test`
+#   BENCH_ARGS   passed to `make bench`, e.g. --quick
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+TORCH_INDEX ?=
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.paceline-installed
+TARGET_MODEL := smollm2-135m-instruct
+PIP_FLAGS := --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+PROTOS := $(wildcard proto/paceline/v1/*.proto)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup model demo test lint format proto verify-lossless bench clean distclean
+
+help: ## Lists the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Creates .venv and installs the library, the three services and the tools (once)
+
+$(STAMP): pyproject.toml $(wildcard services/*/pyproject.toml) constraints.txt
+	@test -n "$(PYTHON)" || { echo "No python3 found: install CPython 3.11 or newer, or say PYTHON=/path/to/python3"; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is too old: Paceline needs CPython 3.11 or newer (make setup PYTHON=/path/to/python3.11)"; exit 1; }
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV) || \
+	  { echo "Could not create $(VENV): on Debian and Ubuntu, apt-get install python3-venv"; exit 1; }
+	@echo "Installing Paceline and what it needs into $(VENV) (some minutes the first time)"
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --constraint constraints.txt \
+	  --editable '.[engine,onnx,dev]' --editable services/gateway --editable services/drafter --editable services/verifier
+	@touch $@
+
+model: $(STAMP) ## Fetches and converts the demo's target and makes its quantised drafter copy (once, then cached)
+	@$(BIN)/paceline quantize $(TARGET_MODEL)
+
+demo: $(STAMP) ## Starts a fleet, streams four prompts with and without speculation, compares, stops everything
+	@$(BIN)/python -m bench.demo
+
+test: lint model ## Lints, then runs all tests, those on the real model included
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP) ## ruff, mypy --strict, import-linter, buf lint and format
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/buf lint proto
+	@$(BIN)/buf format --diff --exit-code proto
+
+format: $(STAMP) ## Formats Python and protos
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+	@$(BIN)/buf format --write proto
+
+proto: $(STAMP) ## Regenerates the stubs in src/paceline/v1 from proto/
+	@$(BIN)/python -m grpc_tools.protoc --proto_path=proto --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
+	  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc --python_out=src --grpc_python_out=src \
+	  --mypy_out=src --mypy_grpc_out=src $(PROTOS)
+
+verify-lossless: model ## Proves equality to plain decoding on 20 real prompts, all methods and block sizes (long)
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m bench.verify_lossless
+
+bench: model ## Measures speculative against plain decoding and transformers.generate; wants a quiet machine
+	@$(BIN)/python -m bench.run $(BENCH_ARGS)
+
+clean: ## Removes caches and build outputs
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -not -path './$(VENV)/*' -type d -prune -exec rm -rf {} +
+
+distclean: clean ## Removes the virtual environment as well
+	@rm -rf $(VENV)

@@ -5,19 +5,21 @@
 #   VENV         folder of the virtual environment
 #   TORCH_INDEX  extra package index for torch, e.g. https://download.pytorch.org/whl/cpu for the small CPU build on
 #                Linux; empty: whatever build the default index offers
+#   V            1: show what pip does
 #   PYTEST_ARGS  passed to pytest by `make test`
 #   BENCH_ARGS   passed to `make bench`, e.g. --quick
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 TORCH_INDEX ?=
+V ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.paceline-installed
 TARGET_MODEL := smollm2-135m-instruct
-PIP_FLAGS := --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+PIP_FLAGS := --disable-pip-version-check $(if $(V),,--quiet --quiet) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 PROTOS := $(wildcard proto/paceline/v1/*.proto)
 
 .DEFAULT_GOAL := help
@@ -34,7 +36,7 @@ $(STAMP): pyproject.toml $(wildcard services/*/pyproject.toml) constraints.txt
 	  { echo "$(PYTHON) is too old: Paceline needs CPython 3.11 or newer (make setup PYTHON=/path/to/python3.11)"; exit 1; }
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV) || \
 	  { echo "Could not create $(VENV): on Debian and Ubuntu, apt-get install python3-venv"; exit 1; }
-	@echo "Installing Paceline and what it needs into $(VENV) (some minutes the first time)"
+	@echo "Installing Paceline and what it needs into $(VENV) (some minutes the first time; V=1 shows pip at work)"
 	@$(BIN)/python -m pip install $(PIP_FLAGS) --constraint constraints.txt \
 	  --editable '.[engine,onnx,dev]' --editable services/gateway --editable services/drafter --editable services/verifier
 	@touch $@

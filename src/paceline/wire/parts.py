@@ -1,0 +1,171 @@
+"""The values inside messages: sampling parameters, blocks, timings, failures, model facts."""
+
+from __future__ import annotations
+
+from paceline import messages as m
+from paceline.errors import Failure, InvalidArgument
+from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
+from paceline.v1 import common_pb2, verifier_pb2
+
+MAX_BLOCK_NODES = 4096
+"""Blocks above this are refused unread; replicas cut at their own, far smaller limit."""
+
+_RULE_TO_PB = {
+    m.AcceptanceRule.MATCH: common_pb2.ACCEPTANCE_RULE_MATCH,
+    m.AcceptanceRule.RATIO: common_pb2.ACCEPTANCE_RULE_RATIO,
+}
+_RULE_FROM_PB = {number: rule for rule, number in _RULE_TO_PB.items()} | {
+    common_pb2.ACCEPTANCE_RULE_UNSPECIFIED: m.AcceptanceRule.MATCH
+}
+
+
+def rule_to_pb(rule: m.AcceptanceRule) -> common_pb2.AcceptanceRule.ValueType:
+    """The rule's number."""
+    return _RULE_TO_PB[rule]
+
+
+def rule_from_pb(rule: int) -> m.AcceptanceRule:
+    """The rule; unspecified is `match`.
+
+    Raises:
+        InvalidArgument: the number names no rule.
+    """
+    try:
+        return _RULE_FROM_PB[rule]  # type: ignore[index]
+    except KeyError:
+        raise InvalidArgument(
+            f"acceptance_rule {rule} is unknown; use MATCH or RATIO", field="acceptance_rule"
+        ) from None
+
+
+def sampling_to_pb(sampling: m.SamplingParams) -> common_pb2.SamplingParams:
+    """All fields are set, defaults too, so that both ends agree whatever their defaults."""
+    return common_pb2.SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=sampling.logit_bias,
+        min_tokens=sampling.min_tokens,
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
+        top_logprobs=sampling.top_logprobs,
+        seed=sampling.seed,
+    )
+
+
+_OPTIONAL_SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "top_logprobs",
+    "seed",
+)
+
+
+def sampling_from_pb(sampling: common_pb2.SamplingParams) -> m.SamplingParams:
+    """Unset fields take the defaults of `SamplingParams`; whether a seed was given, `HasField("seed")` tells."""
+    given = {name: getattr(sampling, name) for name in _OPTIONAL_SAMPLING_FIELDS if sampling.HasField(name)}  # type: ignore[arg-type]
+    return m.SamplingParams(
+        logit_bias=dict(sampling.logit_bias), stop_token_ids=tuple(sampling.stop_token_ids), **given
+    )
+
+
+def tree_to_pb(tree: DraftTree) -> common_pb2.DraftTree:
+    """A chain travels without parents."""
+    return common_pb2.DraftTree(tokens=tree.tokens, parents=() if tree.is_chain else tree.parents)
+
+
+def tree_from_pb(tree: common_pb2.DraftTree) -> DraftTree:
+    """Token ids are not judged here: a block with useless ids is cut by the verifier.
+
+    Raises:
+        InvalidArgument: the parents form no tree, siblings repeat a token, or there are too many nodes.
+    """
+    tokens = tuple(tree.tokens)
+    if not tokens and not tree.parents:
+        return EMPTY_BLOCK
+    if len(tokens) > MAX_BLOCK_NODES:
+        raise InvalidArgument(f"block has {len(tokens)} tokens; at most {MAX_BLOCK_NODES}", field="block.tokens")
+    return DraftTree(tokens, tuple(tree.parents)) if tree.parents else DraftTree.chain(tokens)
+
+
+def timing_to_pb(timing: m.Timing) -> common_pb2.Timing:
+    """Microseconds both sides."""
+    return common_pb2.Timing(
+        queue_us=timing.queue_us,
+        forward_us=timing.forward_us,
+        total_us=timing.total_us,
+        batch_sessions=timing.batch_sessions,
+        batch_tokens=timing.batch_tokens,
+    )
+
+
+def timing_from_pb(timing: common_pb2.Timing) -> m.Timing:
+    """Microseconds both sides."""
+    return m.Timing(timing.queue_us, timing.forward_us, timing.total_us, timing.batch_sessions, timing.batch_tokens)
+
+
+def failure_to_pb(failure: Failure) -> common_pb2.Failure:
+    """An error as it travels inside a stream."""
+    return common_pb2.Failure(code=failure.code, message=failure.message, field=failure.field)
+
+
+def failure_from_pb(failure: common_pb2.Failure) -> Failure:
+    """An error as it travels inside a stream; `paceline.errors.from_failure` makes it an exception."""
+    return Failure(failure.code, failure.message, failure.field)
+
+
+def model_info_to_pb(info: m.ModelInfo) -> common_pb2.ModelInfo:
+    """What a replica serves."""
+    return common_pb2.ModelInfo(
+        model=info.model,
+        method=info.method,
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        eos_token_ids=info.eos_token_ids,
+        tokenizer_hash=info.tokenizer_hash,
+        max_draft_tokens=info.max_draft_tokens,
+        weights_bytes=info.weights_bytes,
+        kv_bytes=info.kv_bytes,
+        max_sessions=info.max_sessions,
+        boot_id=info.boot_id,
+    )
+
+
+def model_info_from_pb(info: common_pb2.ModelInfo) -> m.ModelInfo:
+    """What a replica serves."""
+    return m.ModelInfo(
+        model=info.model,
+        method=info.method,
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        eos_token_ids=tuple(info.eos_token_ids),
+        tokenizer_hash=info.tokenizer_hash,
+        max_draft_tokens=info.max_draft_tokens,
+        weights_bytes=info.weights_bytes,
+        kv_bytes=info.kv_bytes,
+        max_sessions=info.max_sessions,
+        boot_id=info.boot_id,
+    )
+
+
+def token_logprobs_to_pb(logprobs: m.TokenLogprobs) -> verifier_pb2.TokenLogprobs:
+    """One position's log-probabilities."""
+    return verifier_pb2.TokenLogprobs(
+        logprob=logprobs.logprob, top_tokens=logprobs.top_tokens, top_logprobs=logprobs.top_logprobs
+    )
+
+
+def token_logprobs_from_pb(logprobs: verifier_pb2.TokenLogprobs) -> m.TokenLogprobs:
+    """One position's log-probabilities."""
+    return m.TokenLogprobs(logprobs.logprob, tuple(logprobs.top_tokens), tuple(logprobs.top_logprobs))

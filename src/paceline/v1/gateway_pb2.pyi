@@ -368,6 +368,7 @@ class Chunk(_message.Message):
     NEXT_TOKEN_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     DURABLE_FIELD_NUMBER: _builtins.int
+    TEXT_LENGTHS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     next_token: _builtins.int
     """Index in the session of the token after this chunk."""
@@ -381,6 +382,10 @@ class Chunk(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkLogprobs]:
         """One per token, if asked for."""
 
+    @_builtins.property
+    def text_lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Characters (Unicode code points) of `text` that each token made visible; one per token, adding up to the text."""
+
     def __init__(
         self,
         *,
@@ -390,10 +395,11 @@ class Chunk(_message.Message):
         next_token: _builtins.int = ...,
         logprobs: _abc.Iterable[Global___ChunkLogprobs] | None = ...,
         durable: _builtins.bool = ...,
+        text_lengths: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable", b"durable", "logprobs", b"logprobs", "next_token", b"next_token", "origins", b"origins", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable", b"durable", "logprobs", b"logprobs", "next_token", b"next_token", "origins", b"origins", "text", b"text", "text_lengths", b"text_lengths", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

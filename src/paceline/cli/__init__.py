@@ -1,0 +1,1 @@
+"""The command line: `paceline up|generate|chat|serve|quantize|doctor`."""

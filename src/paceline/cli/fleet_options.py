@@ -1,0 +1,93 @@
+"""What a fleet on one machine consists of, and the command line of each of its processes.
+
+Knows the services only by their flags; `tests/unit/cli/test_fleet_options.py` feeds these command lines to the services'
+own settings classes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.cli.cores import is_cpu, plan_cores
+from paceline.errors import InvalidArgument
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+DEFAULT_PORT = 50051
+DRAFTER_COPY = {"int8": "int8", "int4": "int4"}
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """A fleet on one machine.
+
+    Attributes:
+        model: the target, as `paceline.model_source` understands it.
+        drafter_model: the draft model; "int8" or "int4" for a quantised copy of the target.
+        method: drafting methods, first one first, such as "ngram,draft_model".
+        num_speculative_tokens: block size.
+        verifiers: number of verifier processes.
+        drafters: number of drafter processes; 0 decodes plainly.
+        verifier_device: cpu, cuda or cuda:N.
+        drafter_device: the same for the drafters.
+        dtype: of the target's weights.
+        port: of the gateway; 0 takes a free one.
+        redis_url: an existing Redis; empty starts an embedded one.
+        log_dir: folder of the processes' logs.
+        ready_timeout_s: how long a process may take to be ready, in seconds.
+        drain_timeout_s: how long running generations may take to end at a stop, in seconds.
+    """
+
+    model: str = DEFAULT_MODEL
+    drafter_model: str = "int8"
+    method: str = "draft_model"
+    num_speculative_tokens: int = 4
+    verifiers: int = 1
+    drafters: int = 1
+    verifier_device: str = "cpu"
+    drafter_device: str = "cpu"
+    dtype: str = "float32"
+    port: int = DEFAULT_PORT
+    redis_url: str = ""
+    log_dir: Path = Path("paceline-logs")
+    ready_timeout_s: float = 600.0
+    drain_timeout_s: float = 10.0
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The drafting methods in order."""
+        return tuple(name.strip() for name in self.method.split(",") if name.strip())
+
+    @property
+    def needs_draft_model(self) -> bool:
+        """Whether the drafters load a model."""
+        return self.drafters > 0 and "draft_model" in self.methods
+
+    @property
+    def copy_bits(self) -> str:
+        """ "int8" or "int4" when the drafter is a quantised copy of the target, else empty."""
+        return DRAFTER_COPY.get(self.drafter_model, "") if self.needs_draft_model else ""
+
+    def check(self) -> None:
+        """Refuses what can never work.
+
+        Raises:
+            InvalidArgument: names the option and what is allowed.
+        """
+        if self.verifiers < 1:
+            raise InvalidArgument(f"--verifiers is {self.verifiers}: at least 1 is needed", field="verifiers")
+        if self.drafters < 0:
+            raise InvalidArgument(f"--drafters is {self.drafters}: 0 or more", field="drafters")
+        unknown = set(self.methods) - {"draft_model", "ngram"}
+        if unknown or not self.methods:
+            raise InvalidArgument(
+                f"--method {self.method!r}: a comma-separated list of draft_model and ngram", field="method"
+            )
+        if self.copy_bits and not is_cpu(self.drafter_device):
+            raise InvalidArgument(
+                f"--drafter-device {self.drafter_device}: the quantised copy runs on the CPU; name a model of the same "
+                "tokenizer with --drafter-model, or draft with --method ngram",
+                field="drafter_device",
+            )

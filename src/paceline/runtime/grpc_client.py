@@ -1,0 +1,45 @@
+"""Channels to other services, with the limits and keepalive that the servers state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from paceline.errors import ConfigurationError
+from paceline.runtime.grpc_server import channel_options
+
+_MAX_RECONNECT_BACKOFF_MS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """PEM files of a client: whom to trust, and for mutual TLS its own certificate and key."""
+
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+
+def open_channel(
+    address: str, *, tls: ClientTls | None = None, max_message_bytes: int = 16 * 2**20
+) -> grpc.aio.Channel:
+    """A channel to `host:port`; it connects when used and again when broken.
+
+    Raises:
+        ConfigurationError: a certificate cannot be read.
+    """
+    options = [*channel_options(max_message_bytes), ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_BACKOFF_MS)]
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    try:
+        credentials = grpc.ssl_channel_credentials(_read(tls.ca_file), _read(tls.key_file), _read(tls.cert_file))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read a TLS file: {error}", field="tls") from error
+    return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+def _read(path: Path | None) -> bytes | None:
+    return None if path is None else path.read_bytes()

@@ -1,0 +1,181 @@
+"""The life of a service's process: boot, ready, serve, drain, stop.
+
+1. listen, with health NOT_SERVING;
+2. `service.start`: load what it needs and prove that it works;
+3. health SERVING, and the ready file;
+4. until SIGTERM or SIGINT, or until a task fails that the service cannot do without;
+5. health NOT_SERVING, `service.drain` within `drain_timeout_s` (a second signal cuts it short), stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, Protocol
+
+import grpc.aio
+
+from paceline.errors import PacelineError
+from paceline.runtime.grpc_server import GrpcServer
+from paceline.runtime.logs import configure_logging
+from paceline.runtime.parent import end_with_parent
+from paceline.runtime.settings import ServiceSettings, describe
+from paceline.runtime.supervisor import OnError, Supervisor
+
+logger = logging.getLogger(__name__)
+
+_STOP_GRACE_S = 1.0
+"""For rpcs that are still open after draining to send their last message."""
+
+
+class Service(Protocol):
+    """What a service's `__main__` hands to `run_service`."""
+
+    @property
+    def grpc_services(self) -> Sequence[str]:
+        """Full names of its rpc services."""
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds its servicers."""
+
+    async def start(self, supervisor: Supervisor, set_healthy: Callable[[bool], None]) -> None:
+        """Loads what it needs and starts its tasks; returns when it can serve.
+
+        Args:
+            supervisor: owner of the service's tasks.
+            set_healthy: for later: turns the health, for example when a pass hangs.
+        """
+
+    async def drain(self) -> None:
+        """Takes nothing new and returns when what runs has ended; may be cancelled."""
+
+    async def stop(self) -> None:
+        """Answers every waiter and frees what it holds; called last, after `drain`."""
+
+
+def run_service(name: str, settings: ServiceSettings, make_service: Callable[[], Service]) -> int:
+    """Runs a service until it is told to end.
+
+    Returns:
+        The exit code: 0 after a clean end, 1 when it failed.
+    """
+    configure_logging(name, settings.log_level, settings.log_format)
+    if settings.parent_pid is not None:
+        end_with_parent(settings.parent_pid)
+    logger.info("starting", extra=describe_for_log(settings))
+    code = 0
+    try:
+        asyncio.run(serve(name, settings, make_service()))
+    except PacelineError as error:
+        logger.error("cannot go on: %s", error.message, extra={"code": error.code, "field": error.field})
+        code = 1
+    except Exception:
+        logger.exception("cannot go on")
+        code = 1
+    logger.info("ended", extra={"exit_code": code})
+    return code
+
+
+def exit_process(code: int) -> NoReturn:
+    """Ends the process, at once if a thread still runs: a model that is loading cannot be interrupted."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        os._exit(code)
+    sys.exit(code)
+
+
+def describe_for_log(settings: ServiceSettings) -> dict[str, str]:
+    """Every setting in force as log fields; secrets are masked."""
+    return {f"setting_{name}": value for name, value in describe(settings).items()}
+
+
+async def serve(name: str, settings: ServiceSettings, service: Service) -> None:
+    """Boots the service, serves, drains and stops, as this module's docstring says.
+
+    Raises:
+        PacelineError: it could not start, or a task ended that it cannot do without.
+    """
+    stop_requested, cut_short = asyncio.Event(), asyncio.Event()
+    remove_handlers = _handle_signals(stop_requested, cut_short)
+    server = GrpcServer(settings, service.grpc_services)
+    service.register(server.server)
+    try:
+        async with Supervisor(name) as supervisor:
+            address = await server.start()
+            supervisor.spawn("health", server.run_health, on_error=OnError.FAIL)
+            try:
+                logger.info("listening", extra={"address": address})
+                if await _unless(stop_requested, service.start(supervisor, server.set_serving)):
+                    server.set_serving(True)
+                    _write_ready_file(settings.ready_file, address)
+                    logger.info("ready", extra={"address": address})
+                    await stop_requested.wait()
+                    logger.info("draining")
+                    server.set_serving(False)
+                    async with asyncio.timeout(settings.drain_timeout_s):
+                        await _unless(cut_short, service.drain())
+            except TimeoutError:
+                logger.warning("sessions were still running at the end of drain_timeout_s")
+            finally:
+                server.set_serving(False)
+                await service.stop()
+                await server.stop(_STOP_GRACE_S)
+    finally:
+        remove_handlers()
+        if settings.ready_file is not None:
+            settings.ready_file.unlink(missing_ok=True)
+
+
+async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether the work ended; False when the event came first and the work was cancelled."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            running, watching = group.create_task(work), group.create_task(event.wait())
+            await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
+            watching.cancel()
+            running.cancel()
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return not running.cancelled()
+
+
+def _handle_signals(stop_requested: asyncio.Event, cut_short: asyncio.Event) -> Callable[[], None]:
+    """The first SIGTERM or SIGINT asks for the end, the second for a quick one. Returns what undoes it."""
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop_requested.is_set():
+            cut_short.set()
+        stop_requested.set()
+
+    def from_anywhere(_number: int, _frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(on_signal)
+
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    before = {number: signal.signal(number, from_anywhere) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    return restore
+
+
+def _write_ready_file(path: Path | None, address: str) -> None:
+    """Writes the address so that no reader ever sees half of it."""
+    if path is None:
+        return
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps({"address": address, "pid": os.getpid()}), encoding="utf-8")
+    partial.replace(path)

@@ -155,7 +155,7 @@ def ratio(
 
 
 def _not_a_distribution(probs: torch.Tensor) -> torch.Tensor:
-    """Rows that are not finite, not >= 0 or do not sum to 1. # [..., vocab_size] -> [...] bool"""
+    """Rows that are not finite, not >= 0 or do not sum to 1, # [..., vocab_size] -> [...] bool."""
     proper = (probs >= 0).all(-1)  # NaN compares false
     return ~proper | ~((probs.double().sum(-1) - 1.0).abs() <= PROBABILITY_SUM_TOLERANCE)
 

@@ -8,7 +8,7 @@ How a noise value is made::
 
     key(seed, position, stream) = mix(mix(seed ^ salt(stream)) + (position + 1) * GAMMA)     64 bits, wrapping
     hash(key, id)               = mix(key + (id + 1) * GAMMA)
-    uniform                     = (top 52 bits of hash + 1/2) / 2**52                         float64, exact, never 0 or 1
+    uniform                     = (top 52 bits of hash + 1/2) / 2**52                  float64, exact, never 0 nor 1
     gumbel                      = -log(-log1p(-uniform))
 
 `mix` is the 64-bit finaliser of SplitMix64 (Steele, Lea, Flood 2014; constants by Stafford), so the stream of one key

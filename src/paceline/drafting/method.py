@@ -45,6 +45,7 @@ class DraftJob:
         context: committed tokens, then assumed ones.
         max_depth: most tokens to propose, at least 1.
         sampling: the request's parameters; drafts use its keyed noise.
+        generation_start: index in `context` of the first generated token, for penalties and min_tokens.
         tokens: the chain proposed so far; tokens[i] has absolute position len(context) + i.
         confidences: the drafter's own probability of each token.
         done: no further step will add to it.
@@ -55,6 +56,7 @@ class DraftJob:
     context: Sequence[int]
     max_depth: int
     sampling: SamplingParams
+    generation_start: int = 0
     tokens: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
     done: bool = False

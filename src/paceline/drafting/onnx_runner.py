@@ -172,9 +172,7 @@ def _read_facts(folder: Path) -> _ModelFacts:
     try:
         model = json.loads((folder / CONFIG_FILE).read_text())["model"]
         decoder = model["decoder"]
-        numbers_per_row = (
-            int(decoder["num_hidden_layers"]) * int(decoder["num_key_value_heads"]) * int(decoder["head_size"])
-        )
+        head_numbers = int(decoder["num_key_value_heads"]) * int(decoder["head_size"])
         return _ModelFacts(
             context_length=int(model["context_length"]),
             vocab_size=int(model["vocab_size"]),

@@ -1,0 +1,164 @@
+"""Loads a decoder language model of `transformers` from a local folder, or says why it cannot serve here.
+
+What is refused is refused at start, with the reason and what to do: models whose state cannot be rolled back (recurrent
+or linear-attention layers), encoders, models whose attention does not go through `transformers`' attention interface,
+and models whose logits through the paged pool differ from their own (`TransformersRunner.self_check`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from paceline.errors import ConfigurationError, ModelError
+
+_RECURRENT_LAYERS = ("mamba", "linear_attention", "recurrent", "conv", "ssm", "rwkv")
+
+
+class ModelDtype(Enum):
+    """Number format of weights and key/value rows."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The same as torch calls it."""
+        return _TORCH_DTYPES[self]
+
+
+_TORCH_DTYPES = {
+    ModelDtype.FLOAT32: torch.float32,
+    ModelDtype.BFLOAT16: torch.bfloat16,
+    ModelDtype.FLOAT16: torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run, not yet bound to a pool.
+
+    Attributes:
+        model: in evaluation mode, on its device.
+        folder: where it came from.
+        eos_token_ids: tokens that end a generation; at least one.
+        max_model_len: most tokens of a sequence that the model was made for.
+        vocab_size: number of token ids that the model knows; padding columns of the head included.
+    """
+
+    model: PreTrainedModel
+    folder: Path
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    vocab_size: int
+
+
+def load_model(folder: Path, *, dtype: ModelDtype = ModelDtype.FLOAT32, device: str = "cpu") -> LoadedModel:
+    """Loads a model from safetensors; code that comes with a model is never run.
+
+    Args:
+        folder: as `paceline.model_source.resolve` returns it.
+        dtype: number format.
+        device: "cpu" or "cuda:N".
+
+    Raises:
+        ModelError: the model cannot serve; says why and what to do.
+        ConfigurationError: the device is not there.
+    """
+    _check_device(device)
+    config = _load_config(folder)
+    _check_config(config, folder)
+    if not (folder / "tokenizer.json").is_file():
+        raise ModelError(f"{folder} has no tokenizer.json: give a model with a fast tokenizer", field="model")
+    eos_token_ids = find_eos_token_ids(folder)
+    if not eos_token_ids:
+        raise ModelError(
+            f"{folder} names no end-of-sequence token: set eos_token_id in its generation_config.json", field="model"
+        )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype.torch_dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            attn_implementation="eager",
+            device_map=None if device == "cpu" else {"": device},
+        )
+    except (ValueError, OSError, KeyError, ImportError) as error:
+        raise ModelError(f"{folder} cannot be loaded as a causal language model: {error}", field="model") from error
+    model.train(mode=False).requires_grad_(requires_grad=False)
+    return LoadedModel(model, folder, eos_token_ids, _context_limit(config), config.get_text_config().vocab_size)
+
+
+def find_eos_token_ids(folder: Path) -> tuple[int, ...]:
+    """Tokens that end a generation, from generation_config.json, else from config.json; empty if neither names any."""
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        if isinstance(ids, int):
+            return (ids,)
+        if isinstance(ids, list) and ids:
+            return tuple(ids)
+    return ()
+
+
+def _check_device(device: str) -> None:
+    kind, _, index = device.partition(":")
+    if kind == "cpu":
+        return
+    if kind != "cuda":
+        raise ConfigurationError(f"device {device!r} is not known: use cpu or cuda:N", field="device")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if int(index or 0) >= count:
+        raise ConfigurationError(f"device {device!r} is not there: torch sees {count} CUDA devices", field="device")
+
+
+def _load_config(folder: Path) -> PreTrainedConfig:
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (ValueError, OSError, KeyError) as error:
+        raise ModelError(f"the configuration of {folder} cannot be read: {error}", field="model") from error
+    if not isinstance(config, PreTrainedConfig):
+        raise ModelError(f"{folder} has no model configuration", field="model")
+    return config
+
+
+def _check_config(config: PreTrainedConfig, folder: Path) -> None:
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"{folder} is an encoder-decoder model: give a decoder-only model", field="model")
+    layer_types = getattr(config.get_text_config(), "layer_types", None) or ()
+    recurrent = sorted({kind for kind in layer_types if any(word in kind for word in _RECURRENT_LAYERS)})
+    if recurrent:
+        raise ModelError(
+            f"{folder} has layers of kind {', '.join(recurrent)}, whose state cannot be rolled back to an earlier "
+            "token: give a model with attention layers only",
+            field="model",
+        )
+
+
+def _context_limit(config: PreTrainedConfig) -> int:
+    """Most tokens for which a position's encoding does not depend on the length of the pass it is computed in.
+
+    Raises:
+        ModelError: the configuration names no limit.
+    """
+    text = config.get_text_config()
+    limit = getattr(text, "max_position_embeddings", None)
+    if not isinstance(limit, int) or limit < 1:
+        raise ModelError("the model's configuration names no max_position_embeddings", field="model")
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") in {"longrope", "dynamic"}:
+        # Beyond the original length these recompute all angles from the longest position in the pass; rows computed
+        # before would no longer fit.
+        return min(limit, int(rope.get("original_max_position_embeddings") or limit))
+    return limit

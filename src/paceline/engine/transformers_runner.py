@@ -1,0 +1,194 @@
+"""Runs any decoder of `transformers` over the paged pool: the general runner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from paceline.engine.attention import ATTENTION_NAME, LAYER_STATE, PagedAttention, plan_pass
+from paceline.engine.kv.pool import DEFAULT_PAGE_TOKENS, KVPool, SequenceKV
+from paceline.engine.loader import LoadedModel
+from paceline.engine.packing import PackingReport, pack_linears
+from paceline.engine.runner import RunnerInfo, SequencePass
+from paceline.engine.self_check import check_runner, check_sequence
+from paceline.errors import ConfigurationError, ModelError
+
+DEFAULT_KV_BYTES = 512 << 20
+MIN_POOL_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """How a model is run.
+
+    Attributes:
+        kv_bytes: memory for key/value rows.
+        page_tokens: rows per page.
+        max_model_len: most tokens of a sequence; None for what the model and the pool allow.
+        pack: whether to pack weights where that is possible (float32 on a CPU).
+    """
+
+    kv_bytes: int = DEFAULT_KV_BYTES
+    page_tokens: int = DEFAULT_PAGE_TOKENS
+    max_model_len: int | None = None
+    pack: bool = True
+
+
+class TransformersRunner:
+    """A `ModelRunner` on a model of `transformers`. Used from one thread at a time.
+
+    Args:
+        loaded: the model; it is changed (attention, packed weights) and must not be used elsewhere.
+        options: how to run it.
+
+    Attributes:
+        pool: the key/value rows of all sequences.
+        packing: what packing did.
+        eos_token_ids: tokens that end a generation.
+
+    Raises:
+        ModelError: the model cannot be served exactly; says why.
+        ConfigurationError: the key/value budget is too small.
+    """
+
+    def __init__(self, loaded: LoadedModel, options: RunnerOptions = RunnerOptions()) -> None:
+        self._model = loaded.model
+        self._device = next(loaded.model.parameters()).device
+        self._dtype = next(loaded.model.parameters()).dtype
+        self.eos_token_ids = loaded.eos_token_ids
+        weights_bytes = _parameter_bytes(loaded.model)
+        check_tokens = check_sequence(loaded.vocab_size)
+        expected = self._own_logits(check_tokens)
+        self.packing = pack_linears(loaded.model) if options.pack else PackingReport(reason="switched off")
+        self._attention = self._install_attention(check_tokens)
+        self.pool = KVPool.within_budget(
+            self._attention.plane_shapes(),
+            options.kv_bytes,
+            options.page_tokens,
+            dtype=self._dtype,
+            device=self._device,
+        )
+        if self.pool.capacity_tokens < MIN_POOL_TOKENS:
+            raise ConfigurationError(
+                f"a KV budget of {options.kv_bytes} bytes holds {self.pool.capacity_tokens} tokens; at least "
+                f"{MIN_POOL_TOKENS * self.pool.bytes_per_token} bytes ({MIN_POOL_TOKENS} tokens) are needed",
+                field="kv_bytes",
+            )
+        self._attention.attach(self.pool)
+        limits = [loaded.max_model_len, self.pool.capacity_tokens]
+        if options.max_model_len is not None:
+            limits.append(options.max_model_len)
+        self._info = RunnerInfo(
+            vocab_size=loaded.vocab_size,
+            max_model_len=min(limits),
+            weights_bytes=weights_bytes + self.packing.duplicated_bytes,
+            kv_bytes=self.pool.num_bytes,
+            kv_bytes_per_token=self.pool.bytes_per_token,
+            device=str(self._device),
+            dtype=str(self._dtype).removeprefix("torch."),
+        )
+        odd = {name for facts in self._attention.facts.values() for name in facts.other_arguments}
+        check_runner(self, type(loaded.model).__name__, check_tokens, expected, sorted(odd))
+
+    @property
+    def info(self) -> RunnerInfo:
+        """Facts about the model."""
+        return self._info
+
+    def new_sequence(self) -> SequenceKV:
+        """An empty sequence in this runner's pool."""
+        return self.pool.new_sequence()
+
+    @torch.inference_mode()
+    def forward(self, batch: Sequence[SequencePass]) -> list[torch.Tensor]:
+        """Runs one pass; see `ModelRunner.forward`."""
+        plan = plan_pass(batch, self._device)
+        self._attention.plan = plan
+        try:
+            # A head needs at least one row; the logits of a row nobody wants are dropped below.
+            wanted = plan.wanted if len(plan.wanted) else torch.zeros(1, dtype=torch.long, device=self._device)
+            logits = self._model(
+                input_ids=plan.token_ids, position_ids=plan.positions, use_cache=False, logits_to_keep=wanted
+            ).logits[0]
+        finally:
+            self._attention.plan = None
+        return list(logits[: len(plan.wanted)].float().split(plan.num_wanted))
+
+    @torch.inference_mode()
+    def _own_logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Logits of every token by the model's own attention, without any cache # [num_tokens, vocab_size]."""
+        ids = torch.tensor([list(tokens)], device=self._device)
+        logits: torch.Tensor = self._model(input_ids=ids, use_cache=False).logits[0]
+        return logits.float()
+
+    @torch.inference_mode()
+    def _install_attention(self, check_tokens: Sequence[int]) -> PagedAttention:
+        """Puts the paged attention into the model and finds out what its layers need.
+
+        Raises:
+            ModelError: the model's attention cannot be replaced.
+        """
+        attention = PagedAttention()
+        for module in self._model.modules():
+            if hasattr(module, "layer_idx"):
+                setattr(module, LAYER_STATE, attention)
+        name = type(self._model).__name__
+        try:
+            self._model.set_attn_implementation(ATTENTION_NAME)
+            ids = torch.tensor([list(check_tokens[:2])], device=self._device)
+            positions = torch.arange(2, device=self._device)[None]
+            self._model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=positions[0, :1])
+        except (ValueError, AttributeError, TypeError, KeyError) as error:
+            raise ModelError(
+                f"{name} does not run with an attention function of our own ({error}): it cannot be served",
+                field="model",
+            ) from error
+        _check_facts(attention, self._model)
+        return attention
+
+
+def _parameter_bytes(model: PreTrainedModel) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def _check_facts(attention: PagedAttention, model: PreTrainedModel) -> None:
+    """Checks that every layer used our attention, once, and with the window that the configuration names.
+
+    Raises:
+        ModelError: says which layer does not.
+    """
+    config = model.config.get_text_config()
+    name = type(model).__name__
+    num_layers = config.num_hidden_layers
+    missing = [layer for layer in range(num_layers) if layer not in attention.facts]
+    if missing:
+        raise ModelError(
+            f"{name}: {len(missing)} of {num_layers} layers (first: {missing[0]}) do not attend through transformers' "
+            "attention interface; their state cannot be rolled back to an earlier token: give another model",
+            field="model",
+        )
+    repeated = [layer for layer, facts in attention.facts.items() if facts.num_calls > 1]
+    if repeated:
+        raise ModelError(
+            f"{name}: layer {repeated[0]} attends more than once per token: give another model", field="model"
+        )
+    layer_types = getattr(config, "layer_types", None) or ()
+    for layer, kind in enumerate(layer_types):
+        window = attention.facts[layer].window
+        if kind not in {"full_attention", "sliding_attention"} or (kind == "sliding_attention") != (window is not None):
+            raise ModelError(
+                f"{name}: layer {layer} is of kind {kind} and names window {window} to its attention, which is not "
+                "supported: give another model",
+                field="model",
+            )
+    if not layer_types:
+        expected = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+        for layer, facts in attention.facts.items():
+            if facts.window != expected:
+                raise ModelError(
+                    f"{name}: layer {layer} attends with window {facts.window}, its configuration names {expected}",
+                    field="model",
+                )

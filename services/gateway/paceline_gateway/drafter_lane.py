@@ -1,0 +1,173 @@
+"""A session's dealings with its drafter. Whatever goes wrong here costs speed and nothing else. Pure.
+
+A drafter is attached, detached and attached again in the middle of a generation; meanwhile the session decodes plainly.
+"""
+
+from __future__ import annotations
+
+from paceline.errors import CapacityExceeded, Unavailable, from_failure
+from paceline.messages import Drafted, DrafterEvent, Evicted, Failed, NeedTokens, Open
+from paceline.token_log import TokenLog
+from paceline_gateway.attachment import Attachment, AttachmentState
+from paceline_gateway.drafts import Answer, DraftBook
+from paceline_gateway.effects import Effect, Lane, Replica, Send
+from paceline_gateway.evidence import EvidenceCounters
+from paceline_gateway.plan import GenerationPlan, Patience
+
+_MAX_REPAIRS = 6
+"""Misunderstandings in a row before the drafter is given up for a while."""
+
+
+class DrafterLane:
+    """The drafter's side of one session.
+
+    Attributes:
+        attachment: which drafter, if any.
+        book: its drafts.
+    """
+
+    def __init__(
+        self,
+        plan: GenerationPlan,
+        log: TokenLog,
+        patience: Patience,
+        evidence: EvidenceCounters,
+        effects: list[Effect],
+    ) -> None:
+        self._plan = plan
+        self._log = log
+        self._patience = patience
+        self._evidence = evidence
+        self._effects = effects
+        self._repairs = 0
+        self._seek_at: float | None = None
+        self.attachment = Attachment(Lane.DRAFTER, patience.return_window_s, effects)
+        self.book = DraftBook(plan.session, plan.epoch, log)
+
+    @property
+    def live(self) -> bool:
+        """Whether drafts can be asked for."""
+        return self.attachment.live
+
+    @property
+    def deadline(self) -> float | None:
+        """When `tick` has something to do."""
+        oldest = self.book.oldest_sent_at
+        silence_ends = oldest + self._patience.drafter_silence_s if oldest is not None and self.live else None
+        times = [self.attachment.deadline, self._seek_at, silence_ends]
+        return min((time for time in times if time is not None), default=None)
+
+    def depth_limit(self) -> int:
+        """Most tokens that the drafter can propose after the committed ones and the tail: what its context leaves."""
+        replica = self.attachment.replica
+        if replica is None or not self.live:
+            return 0
+        info = replica.info
+        left = info.max_model_len - self.book.next_context_len() if info.max_model_len else self._plan.max_tokens
+        return min(left, info.max_draft_tokens) if info.max_draft_tokens else left
+
+    # --- what happens to the replica ----------------------------------------------------------------------------------
+
+    def seek(self, now: float) -> None:
+        """Asks for a drafter."""
+        self._seek_at = None
+        self.attachment.seek(now)
+
+    def found(self, replica: Replica) -> None:
+        """A drafter is there: it is told all committed tokens, unless they have outgrown its context."""
+        self.attachment.found(replica)
+        if 0 < replica.info.max_model_len <= len(self._log):
+            self.end()
+            return
+        self._evidence.drafter_memory_bytes = max(self._evidence.drafter_memory_bytes, replica.memory_bytes)
+        self._open()
+
+    def _open(self) -> None:
+        self.book.attached()
+        self._effects.append(
+            Send(
+                Lane.DRAFTER,
+                Open(
+                    session=self._plan.session,
+                    epoch=self._plan.epoch,
+                    tokens=self._log.slice(0, len(self._log)),
+                    generation_start=len(self._plan.prompt),
+                    sampling=self._plan.sampling,
+                    rule=self._plan.rule,
+                ),
+            )
+        )
+
+    def lost(self, now: float) -> None:
+        """The link is broken."""
+        self.attachment.lost(now)
+        self.book.dropped()
+
+    def back(self, restarted: bool) -> None:
+        """The link works again; a restarted drafter knows nothing."""
+        if self.attachment.back() and restarted:
+            self._open()
+
+    def tick(self, now: float) -> None:
+        """Does what is due."""
+        self.attachment.tick(now)
+        oldest = self.book.oldest_sent_at
+        if self.live and oldest is not None and now >= oldest + self._patience.drafter_silence_s:
+            self._give_up(now)
+        if self._seek_at is not None and now >= self._seek_at:
+            self.seek(now)
+
+    def end(self) -> None:
+        """The session needs no drafter any more."""
+        self._seek_at = None
+        self.book.dropped()
+        self.attachment.end()
+
+    def _give_up(self, now: float) -> None:
+        """Leaves this drafter; one is looked for again after a pause."""
+        self.end()
+        self._repairs = 0
+        self._seek_at = now + self._patience.drafter_pause_s
+
+    # --- commands and events ------------------------------------------------------------------------------------------
+
+    def draft(self, depth: int, now: float) -> None:
+        """Asks for up to `depth` tokens after the committed ones and the tail."""
+        self._effects.append(Send(Lane.DRAFTER, self.book.request(depth, now)))
+
+    def handle(self, event: DrafterEvent, now: float) -> Answer | None:
+        """Takes in an event; what a draft brought if it is the answer to an open one."""
+        if self.attachment.state is not AttachmentState.LIVE:
+            return None
+        if isinstance(event, Drafted):
+            return self._drafted(event, now)
+        if isinstance(event, NeedTokens | Evicted | Failed) and event.epoch == self._plan.epoch:
+            self._unanswered(event, now)
+        return None
+
+    def _drafted(self, event: Drafted, now: float) -> Answer | None:
+        if event.epoch != self._plan.epoch:
+            return None
+        answer = self.book.answered(event, now)
+        if answer is not None:
+            self._repairs = 0
+            self._evidence.drafted(event.timing, now - answer.sent_at)
+        return answer
+
+    def _unanswered(self, event: NeedTokens | Evicted | Failed, now: float) -> None:
+        """A draft or the Open was refused. The session asks anew when it wants a draft, under a new id."""
+        was_open = self.book.unanswered(event.command_id)
+        if isinstance(event, Failed):
+            error = from_failure(event.failure)
+            if event.command_id == 0 or isinstance(error, CapacityExceeded | Unavailable):
+                self._give_up(now)
+                return
+        elif not was_open:
+            return
+        self._repairs += 1
+        if self._repairs > _MAX_REPAIRS:
+            self._give_up(now)
+        elif isinstance(event, NeedTokens):
+            self.book.known_to_drafter(event.have_len)
+        elif isinstance(event, Evicted):
+            self._open()

@@ -1,0 +1,94 @@
+"""What the decisions of a session ask of its actor. The deciding code is pure; the actor carries these out in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from paceline.errors import PacelineError
+from paceline.messages import DrafterCommand, FinishReason, ModelInfo, TokenLogprobs, TokenOrigin, VerifierCommand
+
+
+class Lane(Enum):
+    """The two kinds of replica that a session uses."""
+
+    VERIFIER = "verifier"
+    DRAFTER = "drafter"
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A replica that works: its address and what it serves."""
+
+    address: str
+    info: ModelInfo
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it holds: weights and key/value rows."""
+        return self.info.weights_bytes + self.info.kv_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """Look for a replica.
+
+    Attributes:
+        lane: its kind.
+        avoid: address to take only if there is no other; empty for none.
+    """
+
+    lane: Lane
+    avoid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The session is done with the replica that it was attached to, or no longer looks for one."""
+
+    lane: Lane
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a command to the attached replica."""
+
+    lane: Lane
+    command: VerifierCommand | DrafterCommand
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Tokens became final.
+
+    Attributes:
+        from_len: committed length before them.
+        tokens: the tokens.
+        origins: one per token.
+        logprobs: one per token, or empty.
+        texts: text that each token makes visible.
+    """
+
+    from_len: int
+    tokens: tuple[int, ...]
+    origins: tuple[TokenOrigin, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The generation has ended by itself."""
+
+    reason: FinishReason
+    stop_string: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The generation cannot go on."""
+
+    error: PacelineError
+
+
+Effect = Find | Leave | Send | Commit | Finish | Fail

@@ -1,0 +1,70 @@
+"""What one generation is to do, fixed at admission."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.messages import AcceptanceRule, SamplingParams
+
+EPOCH_OF_A_NEW_SESSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationPlan:
+    """A request after validation and tokenisation.
+
+    Attributes:
+        session: its name.
+        session_drawn: the gateway drew the name, so that nobody else has it.
+        model: name of the target.
+        prompt: prompt tokens, at least one.
+        sampling: parameters, seed included.
+        rule: acceptance rule.
+        max_tokens: most tokens to generate; prompt and output fit the context.
+        stop: stop strings.
+        num_draft_tokens: block size; 0 is plain decoding.
+        method: only drafters of this method; empty for any.
+        draft_ahead: draft the next block while one is being verified.
+    """
+
+    session: str
+    session_drawn: bool
+    model: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    max_tokens: int
+    num_draft_tokens: int
+    rule: AcceptanceRule = AcceptanceRule.MATCH
+    stop: tuple[str, ...] = ()
+    method: str = ""
+    draft_ahead: bool = True
+    epoch: int = EPOCH_OF_A_NEW_SESSION
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a session waits for what, in seconds.
+
+    Attributes:
+        first_verifier_s: for a verifier at the start.
+        verifier_s: for a verifier when one was lost.
+        return_window_s: for a lost replica, before another one is taken.
+        draft_floor_s: for a draft, at least ...
+        draft_ceiling_s: ... and at most.
+        draft_factor: multiple of the drafter's usual time, between these two.
+        drafter_silence_s: for any answer of a drafter before it is given up.
+        drafter_pause_s: before a drafter that was given up may be tried again.
+        capacity_retry_s: before a full verifier is asked again; doubles.
+        capacity_retries: how often.
+    """
+
+    first_verifier_s: float = 2.0
+    verifier_s: float = 10.0
+    return_window_s: float = 1.0
+    draft_floor_s: float = 0.05
+    draft_ceiling_s: float = 1.0
+    draft_factor: float = 3.0
+    drafter_silence_s: float = 10.0
+    drafter_pause_s: float = 1.0
+    capacity_retry_s: float = 0.05
+    capacity_retries: int = 5

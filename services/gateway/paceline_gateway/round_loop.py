@@ -1,0 +1,260 @@
+"""All decisions of one generation: what to verify, what to draft, when it ends. Pure: events in, effects out.
+
+One round:
+
+    verify     the block goes to the verifier; an empty one is a plain decoding step
+    ahead      meanwhile the drafter drafts on, assuming that the whole block is accepted
+    verdict    its tokens are committed one by one until one of them ends the generation
+    next       what was drafted ahead and agrees is the next block at once. If a draft that may still agree is on its
+               way, it is waited for; else a new one is asked for. Neither is waited for longer than a bound.
+
+The actor calls one method per thing that happens, then takes the effects. A method never raises a `PacelineError`: an
+error that ends the generation becomes `Fail`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.errors import PacelineError
+from paceline.messages import DrafterEvent, VerifierEvent
+from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
+from paceline.text.commit import Committer
+from paceline.token_log import TokenLog
+from paceline_gateway.continuation import crop_nodes, main_path
+from paceline_gateway.drafter_lane import DrafterLane
+from paceline_gateway.effects import Commit, Effect, Fail, Finish, Lane, Replica
+from paceline_gateway.evidence import Evidence, EvidenceCounters, origins_of
+from paceline_gateway.plan import GenerationPlan, Patience
+from paceline_gateway.verifier_lane import Verdict, VerifierLane
+
+
+class RoundLoop:
+    """One generation.
+
+    Attributes:
+        log: committed tokens, prompt included.
+        evidence: counters.
+        verifier: the verifier's side.
+        drafter: the drafter's side.
+        over: the generation has ended, well or not.
+    """
+
+    def __init__(self, plan: GenerationPlan, committer: Committer, patience: Patience, now: float) -> None:
+        self._plan = plan
+        self._committer = committer
+        self._patience = patience
+        self._effects: list[Effect] = []
+        self._held = False
+        self._wait_started: float | None = None
+        self._wait_until = 0.0
+        self._drafter_late = False
+        self._tail_was_ready = False
+        self.over = False
+        self.log = TokenLog(plan.prompt)
+        self.evidence = EvidenceCounters(now)
+        self.verifier = VerifierLane(plan, self.log, patience, self._effects)
+        self.drafter = DrafterLane(plan, self.log, patience, self.evidence, self._effects)
+
+    def take_effects(self) -> list[Effect]:
+        """What is to be done, in order; each effect is given once."""
+        effects = self._effects[:]
+        self._effects.clear()
+        return effects
+
+    @property
+    def deadline(self) -> float | None:
+        """When `tick` has something to do."""
+        if self.over:
+            return None
+        wait_ends = self._wait_until if self._wait_started is not None else None
+        times = [self.verifier.deadline, self.drafter.deadline, wait_ends]
+        return min((time for time in times if time is not None), default=None)
+
+    def report(self, now: float) -> Evidence:
+        """The evidence so far."""
+        self.evidence.wasted_draft_tokens = self.drafter.book.num_wasted_tokens
+        return self.evidence.report(now, self.verifier.attachment.address, self.drafter.attachment.address)
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    def start(self, now: float) -> None:
+        """Looks for replicas."""
+
+        def step() -> None:
+            self.verifier.attachment.seek(now)
+            if self._plan.num_draft_tokens > 0:
+                self.drafter.seek(now)
+
+        self._do(step, now)
+
+    def found(self, lane: Lane, replica: Replica, now: float) -> None:
+        """The pool has a replica."""
+        if lane is Lane.VERIFIER:
+            self._do(lambda: self.verifier.found(replica, now), now)
+        else:
+            self._drafter_late = False
+            self._do(lambda: self.drafter.found(replica), now)
+
+    def lost(self, lane: Lane, now: float) -> None:
+        """A replica's link is broken."""
+        if lane is Lane.VERIFIER:
+            self._do(lambda: self.verifier.lost(now), now)
+        else:
+            self._do(lambda: self.drafter.lost(now), now)
+
+    def back(self, lane: Lane, restarted: bool, now: float) -> None:
+        """A replica's link works again."""
+        if lane is Lane.VERIFIER:
+            self._do(lambda: self.verifier.back(restarted, now), now)
+        else:
+            self._do(lambda: self.drafter.back(restarted), now)
+
+    def on_verifier(self, event: VerifierEvent, now: float) -> None:
+        """The verifier says something."""
+
+        def step() -> None:
+            verdict = self.verifier.handle(event, now)
+            if verdict is not None:
+                self._commit(verdict, now)
+
+        self._do(step, now)
+
+    def on_drafter(self, event: DrafterEvent, now: float) -> None:
+        """The drafter says something."""
+
+        def step() -> None:
+            answer = self.drafter.handle(event, now)
+            if answer is not None:
+                self._drafter_late = False
+                # A draft that turned out stale may be followed by a new one, which has a wait of its own.
+                self._end_wait(now)
+
+        self._do(step, now)
+
+    def hold(self, held: bool, now: float) -> None:
+        """While held no round is started: the client does not read."""
+        self._held = held
+        self._do(lambda: None, now)
+
+    def tick(self, now: float) -> None:
+        """Does what is due at `deadline`."""
+
+        def step() -> None:
+            self.verifier.tick(now)
+            self.drafter.tick(now)
+
+        self._do(step, now)
+
+    def fail(self, error: PacelineError, now: float) -> None:
+        """Ends the generation from outside: cancelled, out of time, fenced."""
+
+        def step() -> None:
+            raise error
+
+        self._do(step, now)
+
+    def _do(self, step: Callable[[], None], now: float) -> None:
+        if self.over:
+            return
+        try:
+            step()
+            self._advance(now)
+        except PacelineError as error:
+            self._end(now)
+            self._effects.append(Fail(error))
+
+    def _end(self, now: float) -> None:
+        self.over = True
+        self._end_wait(now)
+        self.verifier.end()
+        self.drafter.end()
+
+    # --- rounds -------------------------------------------------------------------------------------------------------
+
+    def _commit(self, verdict: Verdict, now: float) -> None:
+        event, block = verdict.event, verdict.block
+        committed = self._committer.commit_round(event.tokens)
+        count, tokens = committed.num_tokens, committed.token_ids
+        from_len = len(self.log)
+        self.log.extend(tokens)
+        book = self.drafter.book
+        self.evidence.judged(block, len(event.accepted_path), count, book.method)
+        self.evidence.verified(event.timing, verdict.round_trip_s)
+        if self.evidence.first_token_at is None:
+            self.evidence.first_token_at = now
+        book.committed(tokens, block)
+        self._tail_was_ready = bool(book.tail.tokens)
+        self._effects.append(
+            Commit(
+                from_len=from_len,
+                tokens=tokens,
+                origins=tuple(origins_of(block, event.accepted_path)[:count]),
+                logprobs=event.logprobs[:count],
+                texts=tuple([token.text for token in committed.tokens]),
+            )
+        )
+        if committed.finish is not None:
+            self._end(now)
+            self._effects.append(Finish(committed.finish, committed.stop_string or ""))
+
+    def _advance(self, now: float) -> None:
+        """Starts the next round if there is nothing to wait for."""
+        if self.over or self._held or not self.verifier.idle:
+            return
+        block = self._next_block(now)
+        if block is None:
+            return
+        self._end_wait(now)
+        if block.tokens and self._tail_was_ready:
+            self.evidence.ahead_hits += 1
+        self._tail_was_ready = False
+        self.verifier.verify(block, now)
+        self._draft_ahead(block, now)
+
+    def _depth_limit(self) -> int:
+        return min(self._plan.num_draft_tokens, self._committer.remaining_tokens - 1)
+
+    def _next_block(self, now: float) -> DraftTree | None:
+        """The block to verify now; None while a draft is worth waiting for."""
+        limit = self._depth_limit()
+        book = self.drafter.book
+        if limit <= 0:
+            return EMPTY_BLOCK
+        if book.tail.tokens:
+            return crop_nodes(book.tail.crop_depth(limit), self.verifier.max_draft_tokens)
+        if not self.drafter.live or len(self.log) == len(self._plan.prompt):
+            return EMPTY_BLOCK  # also the first round: reading the prompt need not wait for anybody
+        depth = min(limit, self.drafter.depth_limit(), self.verifier.max_draft_tokens)
+        if depth > 0 and book.worth_asking():
+            self.drafter.draft(depth, now)
+        if not book.promising or self._drafter_late:
+            return EMPTY_BLOCK
+        if self._wait_started is None:
+            self._wait_started = now
+            self._wait_until = now + self._draft_patience_s()
+        if now >= self._wait_until:
+            self._drafter_late = True
+            return EMPTY_BLOCK
+        return None
+
+    def _draft_patience_s(self) -> float:
+        patience = self._patience
+        usual = self.drafter.book.typical_s or 0.0
+        return min(max(patience.draft_floor_s, patience.draft_factor * usual), patience.draft_ceiling_s)
+
+    def _end_wait(self, now: float) -> None:
+        if self._wait_started is not None:
+            self.evidence.draft_wait_s += now - self._wait_started
+            self._wait_started = None
+
+    def _draft_ahead(self, block: DraftTree, now: float) -> None:
+        """Asks for the block after the one that is being verified, with a guess of the token between them."""
+        if not self._plan.draft_ahead or not self.drafter.live:
+            return
+        book = self.drafter.book
+        known = len(main_path(book.tail))
+        wanted = min(block.max_depth + 1 + self._plan.num_draft_tokens, self._committer.remaining_tokens - 1)
+        depth = min(wanted - known, self.drafter.depth_limit())
+        if known + depth > block.max_depth + 1 and depth > 0 and book.worth_asking():
+            self.drafter.draft(depth, now)

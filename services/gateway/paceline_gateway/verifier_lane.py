@@ -1,0 +1,250 @@
+"""A session's dealings with its verifier: one verdict after another, whatever happens to the replica. Pure.
+
+At most one `Verify` is outstanding. It is said again, word for word, after a broken link, an eviction or a move; the
+replica answers a round that it has answered before from memory. Rounds count within the session's epoch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from paceline.errors import CapacityExceeded, Fenced, InvalidArgument, PacelineError, Unavailable, from_failure
+from paceline.messages import Evicted, Failed, NeedTokens, Open, Opened, Verified, VerifierEvent, Verify
+from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
+from paceline.token_log import TokenLog
+from paceline_gateway.attachment import Attachment
+from paceline_gateway.effects import Effect, Lane, Replica, Send
+from paceline_gateway.plan import GenerationPlan, Patience
+
+_MAX_REPAIRS = 6
+"""Misunderstandings in a row about one round before the session gives up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """An answer that was waited for.
+
+    Attributes:
+        block: the block that it judges, as sent.
+        event: the answer.
+        round_trip_s: from the command, as sent last, to the answer.
+    """
+
+    block: DraftTree
+    event: Verified
+    round_trip_s: float
+
+
+class VerifierLane:
+    """The verifier's side of one session.
+
+    Raises from `handle` and `tick` the error that ends the generation.
+    """
+
+    def __init__(self, plan: GenerationPlan, log: TokenLog, patience: Patience, effects: list[Effect]) -> None:
+        self._plan = plan
+        self._log = log
+        self._patience = patience
+        self._effects = effects
+        self._round = 0
+        self._sent_at = 0.0
+        self._repairs = 0
+        self._capacity_refusals = 0
+        self._retry_at: float | None = None
+        self._reopen = False
+        self.attachment = Attachment(Lane.VERIFIER, patience.return_window_s, effects)
+        self.outstanding: Verify | None = None
+        self.kv_len = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether a block can be sent now."""
+        return self.attachment.live and self.outstanding is None
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """Most nodes that the verifier judges in one block; 0 without a verifier."""
+        replica = self.attachment.replica
+        return replica.info.max_draft_tokens if replica else 0
+
+    @property
+    def deadline(self) -> float | None:
+        """When `tick` has something to do."""
+        since = self.attachment.without_since
+        times = [self.attachment.deadline, self._retry_at, None if since is None else since + self._patience_s()]
+        return min((time for time in times if time is not None), default=None)
+
+    def _patience_s(self) -> float:
+        return self._patience.verifier_s if self._round else self._patience.first_verifier_s
+
+    # --- what happens to the replica ----------------------------------------------------------------------------------
+
+    def found(self, replica: Replica, now: float) -> None:
+        """A replica is there: the session moves in with all its tokens, and the outstanding round is said again."""
+        self.attachment.found(replica)
+        self._open_and_repeat(now)
+
+    def lost(self, now: float) -> None:
+        """The link is broken."""
+        self.attachment.lost(now)
+        self._retry_at = None
+
+    def back(self, restarted: bool, now: float) -> None:
+        """The link works again; a restarted replica knows nothing."""
+        if not self.attachment.back():
+            return
+        if restarted:
+            self._open_and_repeat(now)
+        else:
+            self._repeat(now)
+
+    def tick(self, now: float) -> None:
+        """Does what is due.
+
+        Raises:
+            Unavailable: no verifier for too long.
+        """
+        self.attachment.tick(now)
+        since = self.attachment.without_since
+        if since is not None and now >= since + self._patience_s():
+            waited_s = now - since
+            raise Unavailable(f"no verifier of model {self._plan.model!r} for {waited_s:.1f} s; try again later")
+        if self._retry_at is not None and now >= self._retry_at and self.attachment.live:
+            self._retry_at = None
+            if self._capacity_refusals > self._patience.capacity_retries // 2:
+                self.attachment.seek(now, avoid=self.attachment.address)
+            elif self._reopen:
+                self._open_and_repeat(now)
+            else:
+                self._repeat(now)
+
+    def end(self) -> None:
+        """The session needs no verifier any more."""
+        self.outstanding = None
+        self._retry_at = None
+        self.attachment.without_since = None
+        self.attachment.end()
+
+    # --- commands -------------------------------------------------------------------------------------------------
+
+    def verify(self, block: DraftTree, now: float) -> None:
+        """Sends the next block; only while `idle`."""
+        self._round += 1
+        base_len = len(self._log)
+        self.outstanding = Verify(
+            session=self._plan.session,
+            epoch=self._plan.epoch,
+            round=self._round,
+            base_len=base_len,
+            prefix_hash=self._log.hash_at(base_len),
+            block=block,
+        )
+        self._repeat(now)
+
+    def _repeat(self, now: float, catch_up: tuple[int, ...] = ()) -> None:
+        if self.outstanding is None:
+            return
+        self._sent_at = now
+        command = replace(self.outstanding, catch_up=catch_up) if catch_up else self.outstanding
+        self._effects.append(Send(Lane.VERIFIER, command))
+
+    def _open_and_repeat(self, now: float) -> None:
+        self._reopen = False
+        self._effects.append(
+            Send(
+                Lane.VERIFIER,
+                Open(
+                    session=self._plan.session,
+                    epoch=self._plan.epoch,
+                    tokens=self._log.slice(0, len(self._log)),
+                    generation_start=len(self._plan.prompt),
+                    sampling=self._plan.sampling,
+                    rule=self._plan.rule,
+                ),
+            )
+        )
+        self._repeat(now)
+
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    def handle(self, event: VerifierEvent, now: float) -> Verdict | None:
+        """Takes in an event; the verdict if it is the one that is waited for."""
+        if isinstance(event, Verified):
+            return self._verdict(event, now)
+        if isinstance(event, Opened):
+            self.kv_len = event.kv_len
+        elif isinstance(event, Failed):
+            self._failed(event, now)
+        elif isinstance(event, NeedTokens | Evicted):
+            self._misunderstood(event, now)
+        return None
+
+    def _verdict(self, event: Verified, now: float) -> Verdict | None:
+        command = self.outstanding
+        if command is None or (event.epoch, event.round) != (command.epoch, command.round):
+            return None  # late, or twice
+        _check_verdict(event, command)
+        self.outstanding = None
+        self._repairs = self._capacity_refusals = 0
+        self._retry_at = None
+        self.kv_len = event.kv_len
+        return Verdict(command.block, event, now - self._sent_at)
+
+    def _misunderstood(self, event: NeedTokens | Evicted, now: float) -> None:
+        command = self.outstanding
+        if command is None or (event.epoch, event.command_id) != (command.epoch, command.round):
+            return
+        if self._retry_at is not None:
+            return  # the Open before it was refused and will be said again
+        self._repairs += 1
+        if self._repairs > _MAX_REPAIRS:
+            raise PacelineError(
+                f"verifier {self.attachment.address} answered round {command.round} of session {command.session} "
+                f"{self._repairs} times with {type(event).__name__}; its log says why"
+            )
+        if isinstance(event, NeedTokens):
+            self._repeat(now, self._log.slice(min(event.have_len, command.base_len), command.base_len))
+        else:
+            self._open_and_repeat(now)
+
+    def _failed(self, event: Failed, now: float) -> None:
+        command = self.outstanding
+        of_open = event.command_id == 0
+        if event.epoch != self._plan.epoch or not (of_open or (command and event.command_id == command.round)):
+            return
+        error = from_failure(event.failure)
+        if isinstance(error, CapacityExceeded):
+            self._refused_for_capacity(error, of_open, now)
+        elif isinstance(error, Unavailable):
+            self.attachment.seek(now, avoid=self.attachment.address)
+        elif isinstance(error, InvalidArgument) and command and command.block.tokens and not of_open:
+            # The draft is at fault, not the request: judge an empty block instead.
+            self.outstanding = None
+            self.verify(EMPTY_BLOCK, now)
+        elif isinstance(error, Fenced):
+            raise Fenced(f"another gateway has taken over session {self._plan.session}")
+        else:
+            raise error
+
+    def _refused_for_capacity(self, error: CapacityExceeded, of_open: bool, now: float) -> None:
+        self._capacity_refusals += 1
+        if self._capacity_refusals > self._patience.capacity_retries:
+            raise error
+        self._reopen = self._reopen or of_open
+        self._retry_at = now + self._patience.capacity_retry_s * 2 ** (self._capacity_refusals - 1)
+
+
+def _check_verdict(event: Verified, command: Verify) -> None:
+    """A replica is a peer: what it says is checked before it becomes text."""
+    block = command.block
+    parent = 0
+    sound = event.base_len == command.base_len and len(event.tokens) == len(event.accepted_path) + 1
+    for node, token in zip(event.accepted_path, event.tokens, strict=False):
+        sound = sound and 0 < node <= block.num_draft_tokens
+        sound = sound and block.parents[node - 1] == parent and block.tokens[node - 1] == token
+        parent = node
+    if not sound or min(event.tokens, default=-1) < 0:
+        raise PacelineError(
+            f"the verifier's answer to round {command.round} of session {command.session} does not fit the block "
+            f"it was sent: path {event.accepted_path}, tokens {event.tokens}"
+        )

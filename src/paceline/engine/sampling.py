@@ -10,16 +10,17 @@ draft token proposed after a context of L + depth(v) tokens.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from paceline.engine.processors import RowGroup, Shaping
+from paceline.engine.processors import PrefixState, SessionRows, Shaping
 from paceline.errors import ModelError
 from paceline.messages import SamplingParams, TokenLogprobs
 from paceline.speculation.acceptance import match
-from paceline.speculation.noise import keyed_argmax, keyed_argmax_of, noise_keys
+from paceline.speculation.noise import noise_keys
 from paceline.speculation.tree import DraftTree
 
 LOGPROB_FLOOR = -9999.0
@@ -74,40 +75,48 @@ def judge(requests: Sequence[JudgeRequest]) -> list[Verdict | ModelError]:
     Returns:
         Per request, in order, its verdict or the error that ends its session.
     """
-    groups = [
-        RowGroup(
-            sampling=request.sampling,
-            committed=request.committed,
-            generation_start=request.generation_start,
-            paths=node_paths(request.tree),
-            eos_token_ids=request.eos_token_ids,
+    sessions = [
+        SessionRows(
+            request.logits[:, : request.vocab_size],
+            PrefixState(request.sampling, request.committed, request.generation_start, request.eos_token_ids),
+            node_paths(request.tree),
         )
         for request in requests
     ]
-    sampled = _sample([r.logits[:, : r.vocab_size] for r in requests], groups)
-    return [_verdict(request, rows) for request, rows in zip(requests, sampled, strict=True)]
+    batches = [(rows, range(len(rows.paths))) for rows in sessions if rows.logits.device.type != "cpu"]
+    at_once = {id(rows): tokens for (rows, _), tokens in zip(batches, sample(batches), strict=True)}
+    verdicts: list[Verdict | ModelError] = []
+    for request, rows in zip(requests, sessions, strict=True):
+        try:
+            verdicts.append(_verdict(request, rows, at_once.get(id(rows))))
+        except ModelError as error:
+            verdicts.append(error)
+    return verdicts
 
 
-def node_paths(tree: DraftTree) -> tuple[tuple[int, ...], ...]:
+def node_paths(tree: DraftTree) -> list[tuple[int, ...]]:
     """For every node the draft tokens from below the root down to it, itself included; () for the root."""
     paths: list[tuple[int, ...]] = [()]
     for token, parent in zip(tree.tokens, tree.parents, strict=True):
         paths.append((*paths[parent], token))
-    return tuple(paths)
+    return paths
 
 
-def _verdict(request: JudgeRequest, rows: _SampledRows) -> Verdict | ModelError:
-    walk = match(request.tree, rows.tokens)
-    for node in walk.visited:
-        if not rows.usable[node]:
-            position = len(request.committed) + request.tree.depths[node]
-            return ModelError(
-                f"the model's logits for position {position} are not finite, or every token is masked there: "
-                "check the weights and their dtype, and the request's biases"
+def _verdict(request: JudgeRequest, rows: SessionRows, sampled: Sequence[int | None] | None) -> Verdict:
+    def sample_at(node: int) -> int:
+        # A GPU samples all rows of all sessions at once; a CPU only those that the walk comes to.
+        token = sample([(rows, (node,))])[0][0] if sampled is None else sampled[node]
+        if token is None:
+            raise ModelError(
+                f"the logits for position {rows.position(node)} are not finite or leave no token to choose: "
+                "check the weights, their dtype and the request's logit_bias"
             )
+        return token
+
+    walk = match(request.tree, sample_at)
     logprobs: tuple[TokenLogprobs, ...] = ()
     if request.sampling.top_logprobs is not None:
-        logprobs = rows.logprobs(walk.visited, walk.tokens, request.sampling.top_logprobs)
+        logprobs = token_logprobs(rows, walk.visited, walk.tokens, request.sampling.top_logprobs)
     return Verdict(walk.accepted_path, walk.tokens, logprobs)
 
 
@@ -151,122 +160,92 @@ def draft_tokens(
     Returns:
         Per row its choice, or None where the row is not finite: stop drafting there.
     """
-    groups = [
-        RowGroup(row.sampling, row.context, row.generation_start, (tuple(row.drafted),), eos_token_ids) for row in rows
+    sessions = [
+        SessionRows(
+            logits[index : index + 1, :vocab_size],
+            PrefixState(row.sampling, row.context, row.generation_start, eos_token_ids),
+            (row.drafted,),
+        )
+        for index, row in enumerate(rows)
     ]
-    sampled = _sample([logits[index : index + 1, :vocab_size] for index in range(len(rows))], groups)
-    return [DraftChoice(s.tokens[0], s.confidence(0)) if s.usable[0] else None for s in sampled]
+    tokens = sample([(session, (0,)) for session in sessions])
+    choices: list[DraftChoice | None] = []
+    for session, (token,) in zip(sessions, tokens, strict=True):
+        if token is None:
+            choices.append(None)
+            continue
+        probs = session.processed((0,))[0][0].softmax(-1)
+        choices.append(DraftChoice(token, float(probs[token])))
+    return choices
 
 
-@dataclass(frozen=True, slots=True)
-class _SampledRows:
-    """The rows of one group with the token chosen from each.
+def sample(batch: Sequence[tuple[SessionRows, Sequence[int]]]) -> list[list[int | None]]:
+    """The ordinary sampler: chooses a token from each listed row of each session.
 
-    Attributes:
-        tokens: chosen token of each row; without meaning where the row is not usable.
-        usable: whether the row is finite and leaves a token to choose.
-        logits: after bias, penalties, masks and temperature (1 when greedy), before truncation. # [rows, vocab_size]
-        floors: least logit that truncation left; None without truncation. # [rows]
+    On a GPU all rows with the same temperature and truncation are worked on together; the caches of a CPU prefer one
+    row at a time.
+
+    Returns:
+        Per session one token per listed row; None where the row is not usable.
     """
-
-    tokens: list[int]
-    usable: list[bool]
-    logits: torch.Tensor
-    floors: torch.Tensor | None
-
-    def confidence(self, row: int) -> float:
-        """Probability of the row's token before truncation."""
-        logits = self.logits[row]
-        return float((logits[self.tokens[row]] - logits.logsumexp(-1)).exp())
-
-    def logprobs(self, rows: Sequence[int], tokens: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
-        """Log-probabilities under the distribution that the tokens were drawn from.
-
-        That is the distribution after all processing, truncation included; a greedy request reports temperature 1
-        without truncation. Alternatives are ordered by their logits before truncation, the lower id first among equals.
-        """
-        index = torch.tensor(rows, device=self.logits.device)
-        logits = self.logits[index]
-        kept = logits
-        if self.floors is not None:
-            kept = logits.masked_fill(logits < self.floors[index].unsqueeze(1), -torch.inf)
-        logprobs = kept.log_softmax(-1).clamp_(min=LOGPROB_FLOOR)
-        own = logprobs.gather(1, torch.tensor(tokens, device=logits.device).unsqueeze(1))[:, 0].tolist()
-        top_values, top_ids = logits.topk(min(num_top, logits.shape[1]), dim=-1)
-        top_logprobs = logprobs.gather(1, top_ids)
-        entries = []
-        for row, logprob in enumerate(own):
-            best = sorted(
-                zip(top_values[row].tolist(), top_ids[row].tolist(), top_logprobs[row].tolist(), strict=True),
-                key=lambda entry: (-entry[0], entry[1]),
-            )
-            entries.append(TokenLogprobs(logprob, tuple(b[1] for b in best), tuple(b[2] for b in best)))
-        return tuple(entries)
+    tokens: list[list[int | None]] = [[] for _ in batch]
+    alike: dict[tuple[Shaping | None, int, torch.device], list[int]] = {}
+    for index, (session, rows) in enumerate(batch):
+        if session.logits.device.type == "cpu":
+            tokens[index] = [_sample_alike([(session, (row,))])[0][0] for row in rows]
+        else:
+            alike.setdefault((session.shaping, session.logits.shape[1], session.logits.device), []).append(index)
+    for members in alike.values():
+        for member, chosen in zip(members, _sample_alike([batch[m] for m in members]), strict=True):
+            tokens[member] = chosen
+    return tokens
 
 
-def _sample(parts: Sequence[torch.Tensor], groups: Sequence[RowGroup]) -> list[_SampledRows]:
-    """Processes and samples the rows of every group; groups that are shaped alike share the work.
+def _sample_alike(batch: Sequence[tuple[SessionRows, Sequence[int]]]) -> list[list[int | None]]:
+    """`sample` for sessions of one shaping, vocabulary and device."""
+    processed = [session.processed(rows) for session, rows in batch]
+    logits = torch.cat([p[0] for p in processed]) if len(processed) > 1 else processed[0][0]
+    usable = torch.cat([p[1] for p in processed])
+    shaping = batch[0][0].shaping
+    if shaping is None:
+        chosen = logits.argmax(-1)  # the first of equals, which is the lowest id
+    else:
+        keys = noise_keys(
+            [session.state.sampling.seed for session, rows in batch for _ in rows],
+            [session.position(row) for session, rows in batch for row in rows],
+            device=logits.device,
+        )
+        chosen = shaping.choose(logits, keys)
+    picks = iter(zip(chosen.tolist(), usable.tolist(), strict=True))
+    return [[token if ok else None for token, ok in itertools.islice(picks, len(rows))] for _, rows in batch]
+
+
+def token_logprobs(
+    session: SessionRows, rows: Sequence[int], tokens: Sequence[int], num_top: int
+) -> tuple[TokenLogprobs, ...]:
+    """Log-probabilities of chosen tokens under the distribution that they were drawn from.
+
+    That is the distribution after all processing, truncation included; a greedy request reports temperature 1 without
+    truncation. Alternatives are ordered by their logits before truncation, the lower id first among equals.
 
     Args:
-        parts: per group its rows, without padding columns; not changed. # [rows, vocab_size]
-        groups: the state of those rows.
+        session: the rows.
+        rows: one row per token.
+        tokens: what was chosen there.
+        num_top: how many alternatives to report.
     """
-    alike: dict[tuple[Shaping | None, int, torch.device], list[int]] = {}
-    for index, (part, group) in enumerate(zip(parts, groups, strict=True)):
-        alike.setdefault((Shaping.of(group.sampling), part.shape[1], part.device), []).append(index)
-    results: dict[int, _SampledRows] = {}
-    for (shaping, _, _), members in alike.items():
-        sampled = _sample_alike([parts[m] for m in members], [groups[m] for m in members], shaping)
-        results.update(zip(members, sampled, strict=True))
-    return [results[index] for index in range(len(groups))]
-
-
-def _sample_alike(
-    parts: Sequence[torch.Tensor], groups: Sequence[RowGroup], shaping: Shaping | None
-) -> list[_SampledRows]:
-    logits = torch.cat([part.float() for part in parts]) if len(parts) > 1 else parts[0].float()
-    usable = logits.amax(-1).isfinite() & logits.amin(-1).isfinite()  # both carry NaN on
-    if any(group.needs_edits for group in groups):
-        logits = logits.clone()
-        start = 0
-        for group in groups:
-            group.edit_rows_(logits[start : start + len(group.paths)])
-            start += len(group.paths)
-    if shaping is not None:
-        logits = shaping.scale(logits)
-    usable &= logits.amax(-1).isfinite()
-    if not usable.all():
-        logits = logits.masked_fill(~usable.unsqueeze(1), 0.0)
-    tokens, floors = _choose(logits, groups, shaping)
-
-    results = []
-    all_tokens, all_usable = tokens.tolist(), usable.tolist()
-    start = 0
-    for group in groups:
-        rows = slice(start, start + len(group.paths))
-        start = rows.stop
-        results.append(
-            _SampledRows(all_tokens[rows], all_usable[rows], logits[rows], None if floors is None else floors[rows])
+    entries = []
+    for row, token in zip(rows, tokens, strict=True):
+        logits, _ = session.processed((row,))
+        kept = logits
+        if session.shaping is not None and session.shaping.truncates:
+            kept = logits.masked_fill(logits < session.shaping.cut(logits).floors.unsqueeze(1), -torch.inf)
+        logprobs = kept[0].log_softmax(-1).clamp_(min=LOGPROB_FLOOR)
+        best, ids = logits[0].topk(min(num_top, logits.shape[1]))
+        ranked = sorted(
+            zip(best.tolist(), ids.tolist(), logprobs[ids].tolist(), strict=True),
+            key=lambda entry: (-entry[0], entry[1]),
         )
-    return results
-
-
-def _choose(
-    logits: torch.Tensor, groups: Sequence[RowGroup], shaping: Shaping | None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Chosen ids # [rows] int64, and the least logits that truncation left # [rows] if it was asked for."""
-    if shaping is None:
-        return logits.argmax(-1), None  # the first of equals, which is the lowest id
-    keys = noise_keys(
-        [group.sampling.seed for group in groups for _ in group.paths],
-        [position for group in groups for position in group.positions],
-        device=logits.device,
-    )
-    if not shaping.truncates:
-        return keyed_argmax(logits, keys), None
-    tokens = torch.empty_like(keys)
-    floors = torch.empty(len(keys), dtype=logits.dtype, device=logits.device)
-    for survivors in shaping.survivors(logits):
-        tokens[survivors.rows] = keyed_argmax_of(survivors.logits, survivors.ids, keys[survivors.rows])
-        floors[survivors.rows] = survivors.floors
-    return tokens, floors
+        top_tokens, top_logprobs = tuple(entry[1] for entry in ranked), tuple(entry[2] for entry in ranked)
+        entries.append(TokenLogprobs(float(logprobs[token]), top_tokens, top_logprobs))
+    return tuple(entries)

@@ -28,7 +28,7 @@ This module does not know how logits become distributions, nor where noise comes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,24 +59,19 @@ class Walk:
         return (0, *self.accepted_path)
 
 
-def match(tree: DraftTree, samples: Sequence[int]) -> Walk:
+def match(tree: DraftTree, sample_at: Callable[[int], int]) -> Walk:
     """Walks the tree along the target's own samples.
 
     Args:
         tree: the block.
-        samples: the target's sample at every node, root first. # [1 + num_draft_tokens]
-
-    Raises:
-        ValueError: the number of samples does not fit the tree.
+        sample_at: the target's sample at a node. Asked once per visited node: only those need sampling at all.
     """
-    if len(samples) != 1 + tree.num_draft_tokens:
-        raise ValueError(f"{len(samples)} samples for a tree of {1 + tree.num_draft_tokens} nodes")
     children = tree.children()
     node = 0
     path: list[int] = []
     tokens: list[int] = []
     while True:
-        token = samples[node]
+        token = sample_at(node)
         tokens.append(token)
         child = children[node].get(token)
         if child is None:

@@ -82,8 +82,8 @@ class AppendOutcome(Enum):
     FENCED = "fenced"
     """A newer epoch owns the session."""
     MISSING = "missing"
-    """There is no such record, or it is shorter than the writer thinks: the live owner writes the whole record with
-    `put`."""
+    """There is no such record, or it is not what the writer thinks: shorter, different, or of an older epoch. The live
+    owner writes the whole record with `put`."""
 
 
 @dataclass(frozen=True, slots=True)

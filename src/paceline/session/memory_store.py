@@ -1,0 +1,115 @@
+"""Records of sessions in this process's memory: for tests, and for one gateway without Redis.
+
+Behaves as `RedisStore` does, expiry included; the same contract tests run over both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from paceline.errors import SessionBusy
+from paceline.session.store import Append, AppendOutcome, SessionRecord, SessionState
+
+
+@dataclass(slots=True)
+class _Entry:
+    record: SessionRecord
+    expires_at: float
+
+
+class MemoryStore:
+    """A `SessionStore` without a server.
+
+    Args:
+        expiry_s: seconds that a record lives after its last write or touch.
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, *, expiry_s: float = 3600.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._expiry_s = expiry_s
+        self._clock = clock
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # by expiry: every write moves its entry to the end
+
+    async def create(self, record: SessionRecord) -> None:
+        """See `SessionStore.create`."""
+        if self._live(record.session) is not None:
+            raise SessionBusy(f"session {record.session!r} exists already; choose another name", field="session")
+        self._write(record)
+
+    async def put(self, record: SessionRecord) -> AppendOutcome:
+        """See `SessionStore.put`."""
+        before = self._live(record.session)
+        if before is not None and before.epoch > record.epoch:
+            return AppendOutcome.FENCED
+        self._write(record)
+        return AppendOutcome.APPLIED
+
+    async def append(self, append: Append) -> AppendOutcome:
+        """See `SessionStore.append`."""
+        record = self._live(append.session)
+        refusal = _refusal(record, append.epoch)
+        if record is None or refusal is not None:
+            return refusal or AppendOutcome.MISSING
+        have, start, stop = record.committed_len, append.from_len, append.from_len + len(append.tokens)
+        overlap = min(have, stop) - start
+        if have < start or record.tokens[start : start + overlap] != append.tokens[:overlap]:
+            return AppendOutcome.MISSING
+        if have > stop or (have == stop and append.tokens):
+            self._write(record)
+            return AppendOutcome.ALREADY_APPLIED
+        self._write(
+            replace(record, tokens=record.tokens + append.tokens[overlap:], positions=append.positions),
+        )
+        return AppendOutcome.APPLIED
+
+    async def finish(self, session: str, epoch: int, state: SessionState, finish_reason: str) -> AppendOutcome:
+        """See `SessionStore.finish`."""
+        record = self._live(session)
+        refusal = _refusal(record, epoch)
+        if record is None or refusal is not None:
+            return refusal or AppendOutcome.MISSING
+        self._write(replace(record, state=state, finish_reason=finish_reason))
+        same = record.state is state and record.finish_reason == finish_reason
+        return AppendOutcome.ALREADY_APPLIED if same else AppendOutcome.APPLIED
+
+    async def touch(self, sessions: Sequence[str]) -> None:
+        """See `SessionStore.touch`."""
+        for session in sessions:
+            record = self._live(session)
+            if record is not None:
+                self._write(record)
+
+    async def get(self, session: str) -> SessionRecord | None:
+        """See `SessionStore.get`."""
+        return self._live(session)
+
+    async def ping(self) -> None:
+        """Memory always answers."""
+
+    async def close(self) -> None:
+        """Forgets all records."""
+        self._entries.clear()
+
+    def _write(self, record: SessionRecord) -> None:
+        self._entries[record.session] = _Entry(record, self._clock() + self._expiry_s)
+        self._entries.move_to_end(record.session)
+
+    def _live(self, session: str) -> SessionRecord | None:
+        """The record unless it has expired; drops all that have."""
+        now = self._clock()
+        while self._entries:
+            oldest = next(iter(self._entries))
+            if self._entries[oldest].expires_at > now:
+                break
+            del self._entries[oldest]
+        entry = self._entries.get(session)
+        return entry.record if entry else None
+
+
+def _refusal(record: SessionRecord | None, epoch: int) -> AppendOutcome | None:
+    if record is None or record.epoch < epoch:
+        return AppendOutcome.MISSING
+    return AppendOutcome.FENCED if record.epoch > epoch else None

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from paceline.engine.kv.pool import SequenceKV
+from paceline.engine.kv.pool import KVPool, SequenceKV
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
 
 
@@ -62,6 +62,10 @@ class ModelRunner(Protocol):
     @property
     def info(self) -> RunnerInfo:
         """Facts about the model."""
+
+    @property
+    def pool(self) -> KVPool:
+        """The pages of all its sequences."""
 
     def new_sequence(self) -> SequenceKV:
         """An empty sequence in this runner's pool; free it with `SequenceKV.free`."""

@@ -150,6 +150,7 @@ class DraftModelMethod:
         else:
             del fed[self._runner.rows(feed.session) :]
 
+    @torch.inference_mode()
     def _choose(self, chosen: Sequence[tuple[DraftJob, torch.Tensor]]) -> None:
         """Appends each job's next token, from its logits # [vocab_size] and the noise it shares with the target."""
         rows = [DraftRow(job.sampling, job.context, job.tokens, job.generation_start) for job, _ in chosen]

@@ -1,0 +1,144 @@
+"""From settings to a drafting method: which methods, which model, which runner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from paceline.drafting.draft_model import DraftModelMethod
+from paceline.drafting.draft_runner import DraftRunner
+from paceline.drafting.fallback import FallbackMethod
+from paceline.drafting.method import DraftMethod
+from paceline.drafting.ngram import NgramMethod
+from paceline.drafting.onnx_runner import OnnxDraftRunner, is_onnx_model
+from paceline.drafting.torch_runner import TorchDraftRunner
+from paceline.errors import ConfigurationError
+from paceline.model_source import Progress, resolve
+from paceline.quantize import Bits, quantize
+from paceline.text.tokenizer import Tokenizer
+
+METHOD_NAMES = ("draft_model", "ngram")
+"""Methods that a chain may name."""
+
+
+class RunnerKind(Enum):
+    """What runs the draft model."""
+
+    AUTO = "auto"
+    """ONNX for a folder that holds such a model, else torch."""
+    TORCH = "torch"
+    ONNX = "onnx"
+    """ONNX; a model that is not one is quantised first, once."""
+
+
+@dataclass(frozen=True, slots=True)
+class MethodSettings:
+    """How to draft.
+
+    Attributes:
+        methods: names in order of preference; several make a fallback chain.
+        draft_model: folder, GGUF file, hub id or built-in name of the draft model; a folder written by
+            `paceline quantize` selects the ONNX runner.
+        runner: what runs it.
+        bits: width of the weights when `runner` asks for a quantised copy.
+        device: of the torch runner.
+        dtype: of the torch runner: `float32`, `bfloat16` or `float16`.
+        kv_bytes: memory for the torch runner's key/value rows.
+        num_threads: threads of a pass of the ONNX runner; torch's are the process's own.
+        max_sessions: sessions at once. The ONNX runner needs a limit, since each may take its whole context's memory;
+            for torch 0 leaves it to `kv_bytes`.
+        max_model_len: most tokens of a session; None for the model's own limit.
+        max_batch_tokens: most tokens of a pass; longer contexts are fed in steps.
+        prompt_lookup_min: shortest suffix that `ngram` looks up.
+        prompt_lookup_max: longest one.
+    """
+
+    methods: tuple[str, ...] = ("draft_model",)
+    draft_model: str = ""
+    runner: RunnerKind = RunnerKind.AUTO
+    bits: Bits = Bits.INT8
+    device: str = "cpu"
+    dtype: str = "float32"
+    kv_bytes: int = 512 << 20
+    num_threads: int = 1
+    max_sessions: int = 8
+    max_model_len: int | None = None
+    max_batch_tokens: int = 256
+    prompt_lookup_min: int = 3
+    prompt_lookup_max: int = 5
+
+
+def build_method(settings: MethodSettings, progress: Progress = lambda _line: None) -> DraftMethod:
+    """Loads what the settings name.
+
+    Args:
+        settings: how to draft.
+        progress: told what is being done when it takes long.
+
+    Raises:
+        ConfigurationError: a method is unknown, `draft_model` is missing, or an extra is not installed.
+        NotFound, Unavailable, ModelError: the model cannot be found, fetched or loaded.
+    """
+    unknown = [name for name in settings.methods if name not in METHOD_NAMES]
+    if unknown or not settings.methods:
+        raise ConfigurationError(
+            f"drafting methods {list(settings.methods)}: name one or more of {', '.join(METHOD_NAMES)}", field="methods"
+        )
+    methods = [_one_method(name, settings, progress) for name in settings.methods]
+    return methods[0] if len(methods) == 1 else FallbackMethod(methods)
+
+
+def _one_method(name: str, settings: MethodSettings, progress: Progress) -> DraftMethod:
+    if name == "ngram":
+        return NgramMethod(settings.prompt_lookup_min, settings.prompt_lookup_max)
+    if not settings.draft_model:
+        raise ConfigurationError(
+            "the method draft_model needs a model: set draft_model to a folder, a .gguf file, a hub id, a built-in "
+            "name or the folder that `paceline quantize` made",
+            field="draft_model",
+        )
+    folder = _model_folder(settings, progress)
+    tokenizer = Tokenizer.load(folder)
+    return DraftModelMethod(
+        _runner(folder, settings),
+        tokenizer_hash=tokenizer.fingerprint,
+        vocab_limit=tokenizer.vocab_size,
+        eos_token_ids=tokenizer.eos_token_ids,
+        max_batch_tokens=settings.max_batch_tokens,
+    )
+
+
+def _model_folder(settings: MethodSettings, progress: Progress) -> Path:
+    path = Path(settings.draft_model).expanduser()
+    if is_onnx_model(path):
+        if settings.runner is RunnerKind.TORCH:
+            raise ConfigurationError(
+                f"{path} holds an ONNX model, which the torch runner cannot load: set runner to onnx or auto",
+                field="runner",
+            )
+        return path
+    if settings.runner is RunnerKind.ONNX:
+        return quantize(settings.draft_model, bits=settings.bits, progress=progress)
+    return resolve(settings.draft_model, progress=progress)
+
+
+def _runner(folder: Path, settings: MethodSettings) -> DraftRunner:
+    if is_onnx_model(folder):
+        return OnnxDraftRunner(
+            folder,
+            max_sessions=settings.max_sessions,
+            max_model_len=settings.max_model_len,
+            num_threads=settings.num_threads,
+        )
+    return _torch_runner(folder, settings)
+
+
+def _torch_runner(folder: Path, settings: MethodSettings) -> DraftRunner:
+    # Here, because these import `transformers`, which takes seconds and the ONNX runner does without.
+    from paceline.engine.loader import ModelDtype, load_model
+    from paceline.engine.transformers_runner import RunnerOptions, TransformersRunner
+
+    loaded = load_model(folder, dtype=ModelDtype(settings.dtype), device=settings.device)
+    options = RunnerOptions(kv_bytes=settings.kv_bytes, max_model_len=settings.max_model_len)
+    return TorchDraftRunner(TransformersRunner(loaded, options), settings.max_sessions)

@@ -1,0 +1,50 @@
+"""Everything the drafter can be told."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+from pydantic_settings import NoDecode
+
+from paceline.runtime.settings import ModelServiceSettings, settings_config, split_commas
+
+
+class DrafterSettings(ModelServiceSettings):
+    """Settings of the drafter service."""
+
+    model_config = settings_config("drafter")
+
+    method: Annotated[tuple[str, ...], NoDecode] = ("draft_model",)
+    """Drafting methods in order of preference, such as ngram,draft_model: the next one where one finds nothing."""
+    model: str = ""
+    """Draft model: a folder, GGUF file, hub id or built-in name; not needed for ngram."""
+    model_name: str = ""
+    """Name of the target model that this drafter drafts for; empty takes the name of `model`."""
+    runner: Literal["auto", "torch", "onnx"] = "auto"
+    """What runs the draft model: onnx quantises a model that is not quantised yet."""
+    quantize_bits: Literal["int8", "int4"] = "int8"
+    """Width of the weights when `runner` onnx has to quantise."""
+    kv_cache_bytes: int = Field(default=512 * 2**20, ge=2**20)
+    """Memory for the torch runner's key/value rows, in bytes."""
+    max_sessions: int = Field(default=8, ge=1)
+    """Draft sessions at once."""
+    max_model_len: int | None = Field(default=None, ge=8)
+    """Most tokens of a session; none for the model's own limit."""
+    max_batch_tokens: int = Field(default=256, ge=1)
+    """Most tokens of one pass; longer contexts are fed in steps."""
+    max_draft_tokens: int = Field(default=16, ge=1)
+    """Most tokens of one proposal."""
+    prompt_lookup_min: int = Field(default=3, ge=1)
+    """Shortest suffix that ngram looks up, in tokens."""
+    prompt_lookup_max: int = Field(default=5, ge=1)
+    """Longest suffix that ngram looks up, in tokens."""
+    orphan_ttl_ms: int = Field(default=10_000, ge=0)
+    """How long a session outlives its stream, in milliseconds."""
+    stall_timeout_s: float = Field(default=120.0, gt=0)
+    """A step that takes longer makes the service unhealthy, in seconds."""
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _split_methods(cls, value: Any) -> Any:
+        return split_commas(value)

@@ -1,0 +1,62 @@
+"""Translates the verifier's rpcs for its actor."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc.aio
+
+from paceline import wire
+from paceline.messages import VerifierCommand, VerifierEvent
+from paceline.runtime.connect import ConnectCodec, ConnectLimits
+from paceline.runtime.replica_service import ReplicaDoor, ReplicaService
+from paceline.v1 import verifier_pb2, verifier_pb2_grpc
+
+VerifierDoor = ReplicaDoor[VerifierCommand, VerifierEvent]
+
+
+def _frame(events: Sequence[verifier_pb2.VerifierEvent]) -> verifier_pb2.VerifierConnectResponse:
+    return verifier_pb2.VerifierConnectResponse(events=events)
+
+
+def verifier_door(limits: ConnectLimits | None = None) -> VerifierDoor:
+    """A door that reads and writes the verifier's frames."""
+    codec: ConnectCodec[VerifierCommand, VerifierEvent] = ConnectCodec(
+        wire.command_ref, wire.verifier_command_from_pb, wire.verifier_event_to_pb, _frame
+    )
+    return ReplicaDoor(codec, limits)
+
+
+class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
+    """The rpc service `paceline.v1.Verifier`."""
+
+    def __init__(self, door: VerifierDoor) -> None:
+        self._door = door
+
+    async def GetModelInfo(  # noqa: N802
+        self, request: verifier_pb2.VerifierGetModelInfoRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> verifier_pb2.VerifierGetModelInfoResponse:
+        """Describes the target model."""
+        return verifier_pb2.VerifierGetModelInfoResponse(info=wire.model_info_to_pb(self._door.info))
+
+    async def Connect(  # type: ignore[override]  # noqa: N802  # writes through the context
+        self,
+        request_iterator: AsyncIterator[verifier_pb2.VerifierConnectRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        """Carries many sessions."""
+        await self._door.streams.serve(request_iterator, context)
+
+
+class VerifierService(ReplicaService[VerifierCommand, VerifierEvent]):
+    """The verifier as a process."""
+
+    @property
+    def grpc_services(self) -> Sequence[str]:
+        """Full names of its rpc services."""
+        return (verifier_pb2.DESCRIPTOR.services_by_name["Verifier"].full_name,)
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the servicer."""
+        verifier_pb2_grpc.add_VerifierServicer_to_server(VerifierServicer(self._door), server)

@@ -1,0 +1,32 @@
+"""Everything the verifier can be told."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from paceline.runtime.settings import ModelServiceSettings, settings_config
+
+
+class VerifierSettings(ModelServiceSettings):
+    """Settings of the verifier service."""
+
+    model_config = settings_config("verifier")
+
+    model: str
+    """Target model: a folder with safetensors, a GGUF file, a hub id or a built-in name."""
+    model_name: str = ""
+    """Name that clients ask for; empty takes the last part of `model`."""
+    kv_cache_bytes: int = Field(default=1024 * 2**20, ge=2**20)
+    """Memory for key/value rows, in bytes."""
+    max_sessions: int = Field(default=64, ge=1)
+    """Sessions at once; more are refused."""
+    max_model_len: int | None = Field(default=None, ge=8)
+    """Most tokens of a session, prompt and output together; none for the model's own limit."""
+    max_draft_tokens: int = Field(default=16, ge=0)
+    """Most draft tokens of a block that are judged; the rest is cut."""
+    max_batch_tokens: int = Field(default=512, ge=1)
+    """Most tokens of one pass; longer prompts are fed in several."""
+    orphan_ttl_ms: int = Field(default=10_000, ge=0)
+    """How long a session outlives its stream, in milliseconds."""
+    stall_timeout_s: float = Field(default=120.0, gt=0)
+    """A pass that takes longer makes the service unhealthy, in seconds."""

@@ -1,0 +1,232 @@
+"""The server side of a `Connect` stream: frames in, frames out, many sessions on one stream.
+
+A reader hands each command to the actor; a writer sends whatever events have gathered since the last frame, so under
+load the cost of a frame is shared. They are separate tasks: a peer that does not read its answers stalls only its own
+stream, and when its outbox is full the stream is ended. A command that makes no sense is answered with `Failed` and
+hurts no other command of its frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import grpc.aio
+
+from paceline.errors import CapacityExceeded, PacelineError
+from paceline.messages import Failed, Hello
+from paceline.wire import CommandRef
+
+logger = logging.getLogger(__name__)
+
+CommandT = TypeVar("CommandT")
+EventT = TypeVar("EventT")
+CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
+EventT_co = TypeVar("EventT_co", covariant=True)
+EventT_contra = TypeVar("EventT_contra", contravariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectLimits:
+    """Bounds of one stream.
+
+    Attributes:
+        outbox_events: events that may wait for a peer that does not read.
+        outbox_bytes: sum of their sizes.
+        frame_bytes: a frame is closed when it has this many; one larger event still travels alone.
+    """
+
+    outbox_events: int = 8192
+    outbox_bytes: int = 32 * 2**20
+    frame_bytes: int = 2**20
+
+
+class EventStream(Protocol[EventT_contra]):
+    """One peer's stream as the actor sees it. Used on the event loop only."""
+
+    @property
+    def name(self) -> str:
+        """For logs: the peer and a number."""
+
+    @property
+    def half_closed(self) -> bool:
+        """The peer sends no more commands, but it may still read."""
+
+    def send(self, event: EventT_contra) -> None:
+        """Queues an event. Never waits and never raises: a broken stream forgets it."""
+
+    def finish(self) -> None:
+        """Ends the stream when what is queued has been sent."""
+
+
+class CommandSink(Protocol[CommandT_contra, EventT_co]):
+    """What a stream asks of the actor."""
+
+    def submit(self, stream: EventStream[EventT_co], command: CommandT_contra, size_bytes: int) -> None:
+        """Takes a command; never waits.
+
+        Raises:
+            PacelineError: it is refused; the stream answers with `Failed`.
+        """
+
+    def stream_ended(self, stream: EventStream[EventT_co]) -> None:
+        """No command will come over this stream any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectCodec(Generic[CommandT, EventT]):
+    """How a service's frames are read and written.
+
+    Attributes:
+        command_ref: names a command that cannot be parsed.
+        command_from_pb: parses one command; raises `InvalidArgument`.
+        event_to_pb: makes one event.
+        frame: makes a response frame of events.
+    """
+
+    command_ref: Callable[[Any], CommandRef]
+    command_from_pb: Callable[[Any], CommandT]
+    event_to_pb: Callable[[EventT | Hello | Failed], Any]
+    frame: Callable[[Sequence[Any]], Any]
+
+
+class _Stream(Generic[EventT]):
+    """The outbox of one stream: bounded, drained by one writer."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, peer: str, to_pb: Callable[[EventT | Hello | Failed], Any], limits: ConnectLimits) -> None:
+        self.name = f"{peer}#{next(self._numbers)}"
+        self.half_closed = False
+        self._to_pb = to_pb
+        self._limits = limits
+        self._outbox: deque[tuple[Any, int]] = deque()
+        self._outbox_bytes = 0
+        self._wake = asyncio.Event()
+        self._finishing = False
+        self._broken = False
+        self.overflow = asyncio.Event()
+
+    def send(self, event: EventT | Hello | Failed) -> None:
+        if self._broken or self._finishing:
+            return
+        message = self._to_pb(event)
+        size_bytes = message.ByteSize()
+        self._outbox.append((message, size_bytes))
+        self._outbox_bytes += size_bytes
+        if len(self._outbox) > self._limits.outbox_events or self._outbox_bytes > self._limits.outbox_bytes:
+            self.break_off()
+            self.overflow.set()
+        self._wake.set()
+
+    def finish(self) -> None:
+        self._finishing = True
+        self._wake.set()
+
+    def break_off(self) -> None:
+        """Forgets what is queued and whatever comes."""
+        self._broken = True
+        self._outbox.clear()
+
+    async def next_frame(self) -> list[Any] | None:
+        """Events for one frame, at least one; None when the stream has finished."""
+        while not self._outbox:
+            if self._finishing:
+                return None
+            self._wake.clear()
+            await self._wake.wait()
+        frame: list[Any] = []
+        frame_bytes = 0
+        while self._outbox and (not frame or frame_bytes + self._outbox[0][1] <= self._limits.frame_bytes):
+            message, size_bytes = self._outbox.popleft()
+            frame.append(message)
+            frame_bytes += size_bytes
+        self._outbox_bytes -= frame_bytes
+        return frame
+
+
+class ConnectServer(Generic[CommandT, EventT]):
+    """Serves the `Connect` rpc of one service.
+
+    Args:
+        codec: the service's frames.
+        sink: the actor.
+        boot_id: identity of this process's life; each stream starts with it.
+        limits: bounds of each stream.
+    """
+
+    def __init__(
+        self,
+        codec: ConnectCodec[CommandT, EventT],
+        sink: CommandSink[CommandT, EventT],
+        boot_id: str,
+        limits: ConnectLimits | None = None,
+    ) -> None:
+        self._codec = codec
+        self._sink = sink
+        self._boot_id = boot_id
+        self._limits = limits or ConnectLimits()
+        self._streams: set[_Stream[EventT]] = set()
+
+    @property
+    def num_streams(self) -> int:
+        """Streams that are open."""
+        return len(self._streams)
+
+    def finish_all(self) -> None:
+        """Ends every stream when what is queued has been sent."""
+        for stream in self._streams:
+            stream.finish()
+
+    async def serve(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Handles one stream until either side ends it.
+
+        Raises:
+            CapacityExceeded: the peer does not read its answers.
+        """
+        stream: _Stream[EventT] = _Stream(context.peer(), self._codec.event_to_pb, self._limits)
+        self._streams.add(stream)
+        stream.send(Hello(self._boot_id))
+        logger.info("stream opened", extra={"stream": stream.name})
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                reader = tasks.create_task(self._read(stream, requests))
+                guard = tasks.create_task(self._guard(stream))
+                await self._write(stream, context)
+                reader.cancel()
+                guard.cancel()
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        finally:
+            stream.break_off()
+            self._streams.discard(stream)
+            if not stream.half_closed:
+                self._sink.stream_ended(stream)
+            logger.info("stream ended", extra={"stream": stream.name})
+
+    async def _read(self, stream: _Stream[EventT], requests: AsyncIterator[Any]) -> None:
+        async for frame in requests:
+            for message in frame.commands:
+                try:
+                    self._sink.submit(stream, self._codec.command_from_pb(message), message.ByteSize())
+                except PacelineError as error:
+                    ref = self._codec.command_ref(message)
+                    stream.send(Failed(ref.session, ref.epoch, ref.command_id, error.to_failure()))
+        stream.half_closed = True
+        self._sink.stream_ended(stream)
+
+    async def _write(self, stream: _Stream[EventT], context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        while (events := await stream.next_frame()) is not None:
+            await context.write(self._codec.frame(events))
+
+    async def _guard(self, stream: _Stream[EventT]) -> None:
+        await stream.overflow.wait()
+        raise CapacityExceeded(
+            f"the peer does not read: more than {self._limits.outbox_events} events or "
+            f"{self._limits.outbox_bytes} bytes wait for it; connect again and read"
+        )

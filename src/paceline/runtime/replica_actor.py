@@ -1,0 +1,309 @@
+"""The loop that verify actor and draft actor share: one owner, commands between passes, passes in one thread.
+
+Each turn of the loop:
+
+1. take all commands that have gathered (wait for one only if no pass is due);
+2. apply each to the sessions; one that raises fails alone;
+3. close orphans whose time is over;
+4. if a pass is due, run it in the model's thread and apply its results.
+
+Nothing else touches the sessions or the model, and while a pass runs nobody does. What a command or a result means is
+the subclass's to decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar, runtime_checkable
+
+from paceline.errors import CapacityExceeded, PacelineError, Unavailable
+from paceline.messages import Close, Draft, Failed, Open, Verify
+from paceline.runtime.connect import EventStream
+from paceline.runtime.mailbox import Mailbox, MailboxStopped
+from paceline.runtime.routes import SessionRoutes
+
+logger = logging.getLogger(__name__)
+
+CommandT = TypeVar("CommandT", bound=Open | Close | Verify | Draft)
+EventT = TypeVar("EventT")
+ResultT = TypeVar("ResultT")
+
+INTERNAL_MESSAGE = "internal error in the replica; its log has the details"
+
+
+@dataclass(frozen=True, slots=True)
+class ActorLimits:
+    """Bounds of an actor.
+
+    Attributes:
+        max_sessions: sessions at once.
+        orphan_ttl_s: how long a session outlives its stream.
+        mailbox_items: commands that may wait.
+        mailbox_bytes: sum of their sizes.
+        stall_timeout_s: a pass that takes longer makes the replica unhealthy.
+        idle_check_s: pause after which the tables are checked.
+    """
+
+    max_sessions: int = 64
+    orphan_ttl_s: float = 10.0
+    mailbox_items: int = 8192
+    mailbox_bytes: int = 64 * 2**20
+    stall_timeout_s: float = 120.0
+    idle_check_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Letter(Generic[CommandT, EventT]):
+    """A command with where it came from and when, in seconds of the monotonic clock."""
+
+    stream: EventStream[EventT]
+    command: CommandT
+    arrived_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamEnded(Generic[EventT]):
+    stream: EventStream[EventT]
+
+
+class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
+    """Base of the actors that own a model.
+
+    Args:
+        name: for logs and refusals.
+        limits: bounds.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, name: str, limits: ActorLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name = name
+        self.limits = limits
+        self.clock = clock
+        self.routes: SessionRoutes[EventT] = SessionRoutes(limits.orphan_ttl_s, clock)
+        self._mailbox: Mailbox[Letter[CommandT, EventT] | _StreamEnded[EventT]] = Mailbox(
+            f"the {name}'s mailbox",
+            max_items=limits.mailbox_items,
+            max_bytes=limits.mailbox_bytes,
+            # one close per session and one end per stream, with room for as many again
+            reserved_items=2 * limits.max_sessions + limits.mailbox_items,
+        )
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=name.replace(" ", "-"))
+        self._pass_started_s: float | None = None
+        self._running = False
+        self._ended = asyncio.Event()
+        self._no_sessions = asyncio.Event()
+        self._draining = False
+        self._checked = True
+
+    # --- what a subclass decides ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def apply(self, letter: Letter[CommandT, EventT]) -> None:
+        """Applies one command; may raise, then the command is answered with `Failed`."""
+
+    @property
+    @abstractmethod
+    def num_sessions(self) -> int:
+        """Sessions that are open."""
+
+    @abstractmethod
+    def pass_due(self) -> bool:
+        """Whether the model has something to do."""
+
+    @abstractmethod
+    def run_pass(self) -> ResultT:
+        """One pass. Runs in the model's thread while the loop waits."""
+
+    @abstractmethod
+    def pass_done(self, result: ResultT) -> None:
+        """Applies what a pass produced."""
+
+    @abstractmethod
+    def pass_failed(self, error: PacelineError) -> None:
+        """A pass raised: answers its sessions and leaves the model in a sound state."""
+
+    @abstractmethod
+    def drop_session(self, session: str, reason: PacelineError) -> None:
+        """Forgets a session and frees what it holds; an open command of it is answered with the reason."""
+
+    @abstractmethod
+    def sessions(self) -> list[str]:
+        """Names of all sessions."""
+
+    @abstractmethod
+    def check_integrity(self) -> None:
+        """Raises when the tables contradict one another."""
+
+    # --- what streams call ------------------------------------------------------------------------------------------
+
+    def submit(self, stream: EventStream[EventT], command: CommandT, size_bytes: int) -> None:
+        """Takes a command.
+
+        Raises:
+            CapacityExceeded: too many wait.
+            Unavailable: the replica is shutting down.
+        """
+        letter = Letter(stream, command, self.clock())
+        try:
+            self._mailbox.put(letter, size_bytes)
+        except CapacityExceeded:
+            if not isinstance(command, Close):
+                raise
+            self._mailbox.put_reserved(letter)
+
+    def stream_ended(self, stream: EventStream[EventT]) -> None:
+        """A stream will bring no more commands: its sessions become orphans."""
+        with contextlib.suppress(Unavailable):
+            self._mailbox.put_reserved(_StreamEnded(stream))
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    @property
+    def healthy(self) -> bool:
+        """The loop is alive and no pass hangs."""
+        started_s = self._pass_started_s
+        return self._running and (started_s is None or self.clock() - started_s < self.limits.stall_timeout_s)
+
+    @property
+    def draining(self) -> bool:
+        """New sessions are refused."""
+        return self._draining
+
+    async def run(self) -> None:
+        """The loop; a supervised task. Returns after `stop`."""
+        self._running = True
+        try:
+            while True:
+                await self._turn()
+        except MailboxStopped:
+            pass
+        finally:
+            self._running = False
+            self._ended.set()
+
+    async def drain(self) -> None:
+        """Refuses new sessions and returns when no session is left."""
+        self._draining = True
+        while self.num_sessions and self._running:
+            self._no_sessions.clear()
+            await self._no_sessions.wait()
+
+    async def stop(self, timeout_s: float = 5.0) -> None:
+        """Ends the loop after the running pass, answers every waiter and frees everything."""
+        waiting = self._mailbox.stop()
+        if self._running:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._ended.wait()
+        reason = Unavailable("the replica has shut down; use another one")
+        for letter in waiting:
+            if isinstance(letter, Letter):
+                self._fail(letter, reason)
+        if self._pass_started_s is None:
+            for session in self.sessions():
+                self.drop_session(session, reason)
+                self.routes.detach(session)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def in_thread(self, work: Callable[[], ResultT]) -> ResultT:
+        """Runs something in the model's thread: the warm-up, before the loop runs."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    async def _turn(self) -> None:
+        for letter in await self._next_letters():
+            if isinstance(letter, _StreamEnded):
+                self.routes.stream_ended(letter.stream)
+            else:
+                self._apply_guarded(letter)
+        for session in self.routes.expired():
+            logger.info("orphan closed", extra={"session": session})
+            self.close_session(session, Unavailable("no stream spoke for the session in time"))
+        if self.pass_due():
+            self._checked = False
+            await self._pass()
+        if not self.num_sessions:
+            self._no_sessions.set()
+
+    async def _next_letters(self) -> list[Letter[CommandT, EventT] | _StreamEnded[EventT]]:
+        if self.pass_due():
+            if self._mailbox.draining:
+                raise MailboxStopped(self.name)
+            return self._mailbox.take()
+        deadline_s = self.routes.next_deadline_s()
+        wait_s = None if deadline_s is None else max(0.0, deadline_s - self.clock())
+        if not self._checked:
+            wait_s = self.limits.idle_check_s if wait_s is None else min(wait_s, self.limits.idle_check_s)
+        try:
+            async with asyncio.timeout(wait_s):
+                return await self._mailbox.get_batch()
+        except TimeoutError:
+            if not self._checked:
+                self._checked = True
+                self.check_integrity()
+            return []
+
+    def _apply_guarded(self, letter: Letter[CommandT, EventT]) -> None:
+        command = letter.command
+        try:
+            self.apply(letter)
+        except PacelineError as error:
+            self._fail(letter, error)
+        except Exception:
+            logger.exception(
+                "a command failed unexpectedly",
+                extra={"session": command.session, "epoch": command.epoch, "command": type(command).__name__},
+            )
+            self._fail(letter, PacelineError(INTERNAL_MESSAGE))
+
+    def _fail(self, letter: Letter[CommandT, EventT], error: PacelineError) -> None:
+        letter.stream.send(self.failed_event(letter.command, error))
+
+    def failed_event(self, command: CommandT, error: PacelineError) -> EventT:
+        """The answer to a command that failed."""
+        # Failed is part of every service's events, which the type variable cannot say.
+        return Failed(command.session, command.epoch, command_id_of(command), error.to_failure())  # type: ignore[return-value]
+
+    def close_session(self, session: str, reason: PacelineError) -> None:
+        """Drops a session and its route."""
+        self.drop_session(session, reason)
+        self.routes.detach(session)
+
+    async def _pass(self) -> None:
+        self._pass_started_s = self.clock()
+        try:
+            result = await asyncio.get_running_loop().run_in_executor(self._thread, self.run_pass)
+        except PacelineError as error:
+            self._pass_started_s = None
+            logger.warning("a pass failed: %s", error.message, extra={"code": error.code})
+            self.pass_failed(error)
+        except Exception:
+            self._pass_started_s = None
+            logger.exception("a pass failed unexpectedly")
+            self.pass_failed(PacelineError(INTERNAL_MESSAGE))
+        else:
+            self._pass_started_s = None
+            self.pass_done(result)
+
+
+def command_id_of(command: Open | Close | Verify | Draft) -> int:
+    """The command's round or draft_id; 0 for those that have none."""
+    if isinstance(command, Verify):
+        return command.round
+    return command.draft_id if isinstance(command, Draft) else 0
+
+
+@runtime_checkable
+class SelfChecking(Protocol):
+    """Something that can check its own tables."""
+
+    def check_integrity(self) -> None:
+        """Raises when they contradict one another."""

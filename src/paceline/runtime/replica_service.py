@@ -1,0 +1,139 @@
+"""What verifier and drafter share as processes: load in a thread, serve an actor, watch its health, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import grpc.aio
+
+from paceline.errors import Unavailable
+from paceline.messages import Close, Draft, ModelInfo, Open, Verify
+from paceline.runtime.connect import ConnectCodec, ConnectLimits, ConnectServer
+from paceline.runtime.replica_actor import ReplicaActor
+from paceline.runtime.supervisor import OnError, Supervisor
+
+logger = logging.getLogger(__name__)
+
+CommandT = TypeVar("CommandT", bound=Open | Close | Verify | Draft)
+EventT = TypeVar("EventT")
+
+_HEALTH_POLL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Replica(Generic[CommandT, EventT]):
+    """A loaded replica: its actor, which has proved that it works, and what it serves."""
+
+    actor: ReplicaActor[CommandT, EventT, Any]
+    info: ModelInfo
+
+
+class ReplicaDoor(Generic[CommandT, EventT]):
+    """What a servicer translates for: nothing while the model loads, then the actor.
+
+    Args:
+        codec: the service's frames.
+        limits: bounds of each stream.
+    """
+
+    def __init__(self, codec: ConnectCodec[CommandT, EventT], limits: ConnectLimits | None = None) -> None:
+        self._codec = codec
+        self._limits = limits
+        self._info: ModelInfo | None = None
+        self._streams: ConnectServer[CommandT, EventT] | None = None
+
+    def open(self, replica: Replica[CommandT, EventT]) -> None:
+        """Serves the replica from now on."""
+        self._info = replica.info
+        self._streams = ConnectServer(self._codec, replica.actor, replica.info.boot_id, self._limits)
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the replica serves.
+
+        Raises:
+            Unavailable: it is loading.
+        """
+        if self._info is None:
+            raise Unavailable("the model is still loading; try again when health says SERVING")
+        return self._info
+
+    @property
+    def streams(self) -> ConnectServer[CommandT, EventT]:
+        """The server of its streams.
+
+        Raises:
+            Unavailable: the model is loading.
+        """
+        if self._streams is None:
+            raise Unavailable("the model is still loading; try again when health says SERVING")
+        return self._streams
+
+    def finish_streams(self) -> None:
+        """Ends every stream when its queued events have been sent."""
+        if self._streams is not None:
+            self._streams.finish_all()
+
+
+class ReplicaService(ABC, Generic[CommandT, EventT]):
+    """The `Service` of a replica; a subclass registers its servicer.
+
+    Args:
+        door: what the servicer translates for.
+        load: loads the model and proves that it works; runs in a thread of its own and may take minutes.
+    """
+
+    def __init__(self, door: ReplicaDoor[CommandT, EventT], load: Callable[[], Replica[CommandT, EventT]]) -> None:
+        self._door = door
+        self._load = load
+        self._replica: Replica[CommandT, EventT] | None = None
+
+    @property
+    @abstractmethod
+    def grpc_services(self) -> Sequence[str]:
+        """Full names of its rpc services."""
+
+    @abstractmethod
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the servicer."""
+
+    async def start(self, supervisor: Supervisor, set_healthy: Callable[[bool], None]) -> None:
+        """Loads the model and starts the actor."""
+        executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="load")
+        try:
+            replica = await asyncio.get_running_loop().run_in_executor(executor, self._load)
+        finally:
+            executor.shutdown(wait=False)
+        self._replica = replica
+        supervisor.spawn(replica.actor.name, replica.actor.run, on_error=OnError.FAIL)
+        supervisor.spawn("health watch", lambda: self._watch(replica, set_healthy), on_error=OnError.FAIL)
+        self._door.open(replica)
+        logger.info("loaded", extra={"model": replica.info.model, "boot_id": replica.info.boot_id})
+
+    async def _watch(self, replica: Replica[CommandT, EventT], set_healthy: Callable[[bool], None]) -> None:
+        healthy = True
+        while True:
+            await asyncio.sleep(_HEALTH_POLL_S)
+            if replica.actor.draining:
+                return
+            if replica.actor.healthy != healthy:
+                healthy = replica.actor.healthy
+                logger.warning("health changed", extra={"healthy": healthy})
+                set_healthy(healthy)
+
+    async def drain(self) -> None:
+        """Refuses new sessions and returns when the last one has ended."""
+        if self._replica is not None:
+            await self._replica.actor.drain()
+
+    async def stop(self) -> None:
+        """Answers every waiter, frees everything and ends the streams."""
+        if self._replica is not None:
+            await self._replica.actor.stop()
+        self._door.finish_streams()

@@ -199,8 +199,13 @@ class RoundLoop:
             self._effects.append(Finish(committed.finish, committed.stop_string or ""))
 
     def _advance(self, now: float) -> None:
-        """Starts the next round if there is nothing to wait for."""
-        if self.over or self._held or not self.verifier.idle:
+        """Drafts on while a round runs; starts the next one if none runs and there is nothing to wait for."""
+        if self.over:
+            return
+        if self.verifier.outstanding is not None:
+            self._draft_ahead(self.verifier.outstanding.block, now)
+            return
+        if self._held or not self.verifier.idle:
             return
         block = self._next_block(now)
         if block is None:

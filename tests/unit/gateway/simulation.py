@@ -1,0 +1,419 @@
+"""A whole fleet without I/O around one `RoundLoop`: the test, not a network, decides what is delivered when.
+
+`SimVerifier` and `SimDrafter` keep the contract of the wire (rounds, epochs, reconcile, replay, supersede) over a law
+that maps tokens to the next token. Answers wait in a queue per lane until the test delivers them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline_gateway.effects import Commit, Fail, Find, Finish, Lane, Leave, Replica, Send
+from paceline_gateway.plan import GenerationPlan, Patience
+from paceline_gateway.round_loop import RoundLoop
+
+from paceline.errors import Failure, PacelineError
+from paceline.messages import (
+    Close,
+    Draft,
+    Drafted,
+    DrafterCommand,
+    DrafterEvent,
+    Evicted,
+    Failed,
+    ModelInfo,
+    NeedTokens,
+    Open,
+    Opened,
+    SamplingParams,
+    Timing,
+    Verified,
+    VerifierCommand,
+    VerifierEvent,
+    Verify,
+)
+from paceline.speculation.tree import DraftTree
+from paceline.text.commit import Committer, EndSettings
+from paceline.text.tokenizer import Tokenizer
+from paceline.token_log import TokenLog
+from tests.fakes.tiny_tokenizer import write_letters
+
+VOCAB_SIZE = 16
+EOS = VOCAB_SIZE - 1
+
+Law = Callable[[Sequence[int]], int]
+Script = Callable[[Sequence[int], int], DraftTree]
+
+
+def hash_law(seed: int, eos: int | None = None) -> Law:
+    """A next token that depends on every token before it; never `eos` unless one is named."""
+
+    def law(tokens: Sequence[int]) -> int:
+        digest = hashlib.blake2b(bytes([seed % 256, *tokens]), digest_size=2).digest()
+        token = int.from_bytes(digest, "big") % (VOCAB_SIZE - 1)
+        return EOS if eos is not None and token == eos else token
+
+    return law
+
+
+def plain_text_of(law: Law, prompt: Sequence[int], max_tokens: int) -> tuple[int, ...]:
+    """What plain decoding gives; the end-of-sequence token included."""
+    tokens = list(prompt)
+    while len(tokens) - len(prompt) < max_tokens:
+        tokens.append(law(tokens))
+        if tokens[-1] == EOS:
+            break
+    return tuple(tokens[len(prompt) :])
+
+
+def perfect(law: Law) -> Script:
+    def script(context: Sequence[int], depth: int) -> DraftTree:
+        tokens = list(context)
+        for _ in range(depth):
+            tokens.append(law(tokens))
+        return DraftTree.chain(tokens[len(context) :])
+
+    return script
+
+
+def wrong_at(law: Law, index: int) -> Script:
+    def script(context: Sequence[int], depth: int) -> DraftTree:
+        tokens = list(perfect(law)(context, depth).tokens)
+        if index < len(tokens):
+            tokens[index] = (tokens[index] + 1) % VOCAB_SIZE
+        return DraftTree.chain(tokens)
+
+    return script
+
+
+def wrong_at_position(law: Law, period: int) -> Script:
+    """Wrong wherever the absolute position is a multiple of `period`: some blocks are accepted whole, some are not."""
+
+    def script(context: Sequence[int], depth: int) -> DraftTree:
+        tokens = list(context)
+        for _ in range(depth):
+            token = law(tokens)
+            tokens.append((token + 1) % VOCAB_SIZE if len(tokens) % period == 0 else token)
+        return DraftTree.chain(tokens[len(context) :])
+
+    return script
+
+
+def bushy(law: Law) -> Script:
+    """A tree: the true chain as the second child everywhere, a wrong one as the first."""
+
+    def script(context: Sequence[int], depth: int) -> DraftTree:
+        true = perfect(law)(context, depth).tokens
+        wrong = [(token + 1) % VOCAB_SIZE for token in true[:2]]
+        return DraftTree.from_paths([wrong, true, [*true[:-1], (true[-1] + 2) % VOCAB_SIZE]])
+
+    return script
+
+
+def nothing(context: Sequence[int], depth: int) -> DraftTree:
+    return DraftTree()
+
+
+def walk(law: Law, log: TokenLog, block: DraftTree) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The acceptance rule on a law: accepted path and tokens. Ids outside the vocabulary never match."""
+    children = block.children()
+    node, path, context = 0, [], list(log.tokens)
+    while True:
+        token = law(context)
+        context.append(token)
+        child = children[node].get(token)
+        if child is None:
+            return tuple(path), tuple(context[len(log) :])
+        path.append(child)
+        node = child
+
+
+@dataclass
+class _VerifierSession:
+    epoch: int
+    log: TokenLog
+    last: Verified | None = None
+
+
+@dataclass
+class SimVerifier:
+    """Answers at once; `events` waits for the test."""
+
+    law: Law
+    sessions: dict[str, _VerifierSession] = field(default_factory=dict)
+    passes: int = 0
+    refusals: deque[Failure] = field(default_factory=deque)
+    """Given out, one per Verify, instead of a verdict."""
+
+    def handle(self, command: VerifierCommand | DrafterCommand) -> list[VerifierEvent]:
+        match command:
+            case Open():
+                session = self.sessions.get(command.session)
+                if session is None or session.epoch < command.epoch:
+                    self.sessions[command.session] = _VerifierSession(command.epoch, TokenLog(command.tokens))
+                return [Opened(command.session, command.epoch)]
+            case Close():
+                self.sessions.pop(command.session, None)
+                return []
+            case Verify():
+                return self._verify(command)
+        raise AssertionError(f"a verifier does not know {command}")
+
+    def _verify(self, command: Verify) -> list[VerifierEvent]:
+        session = self.sessions.get(command.session)
+        if session is None:
+            return [Evicted(command.session, command.epoch, command.round)]
+        if self.refusals:
+            return [Failed(command.session, command.epoch, command.round, self.refusals.popleft())]
+        if session.last is not None and command.round <= session.last.round:
+            return [session.last] if command.round == session.last.round else []
+        have = session.log.reconcile(command.base_len, command.prefix_hash, command.catch_up)
+        if have is not None:
+            return [NeedTokens(command.session, command.epoch, command.round, have)]
+        self.passes += 1
+        path, tokens = walk(self.law, session.log, command.block)
+        session.log.extend(tokens)
+        session.last = Verified(
+            command.session,
+            command.epoch,
+            command.round,
+            command.base_len,
+            path,
+            tokens,
+            kv_len=len(session.log) - 1,
+            timing=Timing(queue_us=100, forward_us=1000, total_us=1200),
+        )
+        return [session.last]
+
+
+@dataclass
+class SimDrafter:
+    """Drafts by a script. Answers at once; a superseded draft cannot be seen here, only a stale one."""
+
+    script: Script
+    sessions: dict[str, TokenLog] = field(default_factory=dict)
+    drafts: list[Draft] = field(default_factory=list)
+    refuse: Failure | None = None
+
+    def handle(self, command: VerifierCommand | DrafterCommand) -> list[DrafterEvent]:
+        match command:
+            case Open():
+                self.sessions[command.session] = TokenLog(command.tokens)
+                return [Opened(command.session, command.epoch)]
+            case Close():
+                self.sessions.pop(command.session, None)
+                return []
+            case Draft():
+                return [self._draft(command)]
+        raise AssertionError(f"a drafter does not know {command}")
+
+    def _draft(self, command: Draft) -> DrafterEvent:
+        self.drafts.append(command)
+        log = self.sessions.get(command.session)
+        if log is None:
+            return Evicted(command.session, command.epoch, command.draft_id)
+        if self.refuse is not None:
+            return Failed(command.session, command.epoch, command.draft_id, self.refuse)
+        have = log.reconcile(command.base_len, command.prefix_hash, command.catch_up)
+        if have is not None:
+            return NeedTokens(command.session, command.epoch, command.draft_id, have)
+        block = self.script([*log.tokens, *command.assumed], command.max_depth)
+        return Drafted(command.session, command.epoch, command.draft_id, block, kv_len=len(log) - 1, method="sim")
+
+
+class Simulation:
+    """One generation among simulated replicas.
+
+    Attributes:
+        waiting: per lane, the events that were not delivered yet.
+        committed: all committed tokens of the generation.
+        finish: how it ended; None while it runs.
+        error: the error that ended it, if one did.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        law: Law,
+        script: Script,
+        *,
+        prompt: Sequence[int] = (1, 2, 3),
+        max_tokens: int = 24,
+        num_draft_tokens: int = 4,
+        draft_ahead: bool = True,
+        stop: tuple[str, ...] = (),
+        max_draft_tokens: int = 16,
+        drafter_context: int = 256,
+        patience: Patience | None = None,
+    ) -> None:
+        tokenizer = Tokenizer.load(write_letters(folder, VOCAB_SIZE))
+        plan = GenerationPlan(
+            session="s",
+            session_drawn=True,
+            model="toy",
+            prompt=tuple(prompt),
+            sampling=SamplingParams(temperature=0.0),
+            max_tokens=max_tokens,
+            num_draft_tokens=num_draft_tokens,
+            draft_ahead=draft_ahead,
+            stop=stop,
+        )
+        end = EndSettings(max_tokens, frozenset({EOS}), stop=stop)
+        self.now = 0.0
+        self.patience = patience or Patience()
+        self.verifiers = {"v0": SimVerifier(law), "v1": SimVerifier(law)}
+        self.drafter = SimDrafter(script)
+        self.infos = {
+            Lane.VERIFIER: _info(256, max_draft_tokens),
+            Lane.DRAFTER: _info(drafter_context, 0),
+        }
+        self.available = {Lane.VERIFIER: ["v0"], Lane.DRAFTER: ["d0"]}
+        self.attached: dict[Lane, str | None] = {Lane.VERIFIER: None, Lane.DRAFTER: None}
+        self.seeking: dict[Lane, Find] = {}
+        self.broken: set[Lane] = set()
+        self.waiting: dict[Lane, deque[VerifierEvent | DrafterEvent]] = {lane: deque() for lane in Lane}
+        self.sent: list[VerifierCommand | DrafterCommand] = []
+        self.commits: list[Commit] = []
+        self.terminal: list[Finish | Fail] = []
+        self.loop = RoundLoop(plan, Committer(tokenizer, end, prompt), self.patience, self.now)
+
+    @property
+    def committed(self) -> tuple[int, ...]:
+        return tuple(token for commit in self.commits for token in commit.tokens)
+
+    @property
+    def text(self) -> str:
+        return "".join(text for commit in self.commits for text in commit.texts)
+
+    @property
+    def finish(self) -> Finish | None:
+        return next((end for end in self.terminal if isinstance(end, Finish)), None)
+
+    @property
+    def error(self) -> PacelineError | None:
+        return next((end.error for end in self.terminal if isinstance(end, Fail)), None)
+
+    def start(self) -> None:
+        self.loop.start(self.now)
+        self.settle()
+
+    def settle(self) -> None:
+        """Carries out effects until there are none; delivers no event."""
+        while True:
+            effects = self.loop.take_effects()
+            for effect in effects:
+                self._carry_out(effect)
+            if not effects and not self._offer():
+                return
+
+    def _carry_out(self, effect: object) -> None:
+        match effect:
+            case Find():
+                self.seeking[effect.lane] = effect
+            case Leave():
+                self.seeking.pop(effect.lane, None)
+                replica = self._replica(effect.lane)
+                if replica is not None:
+                    replica.sessions.pop("s", None)  # closed, or, if the link is broken, expired as an orphan
+                self.attached[effect.lane] = None
+                self.waiting[effect.lane].clear()
+                self.broken.discard(effect.lane)
+            case Send():
+                self.sent.append(effect.command)
+                replica = self._replica(effect.lane)
+                if replica is not None and effect.lane not in self.broken:
+                    self.waiting[effect.lane].extend(replica.handle(effect.command))
+            case Commit():
+                assert not self.terminal
+                self.commits.append(effect)
+            case Finish() | Fail():
+                self.terminal.append(effect)
+
+    def _replica(self, lane: Lane) -> SimVerifier | SimDrafter | None:
+        address = self.attached[lane]
+        if address is None:
+            return None
+        return self.verifiers[address] if lane is Lane.VERIFIER else self.drafter
+
+    def _offer(self) -> bool:
+        for lane, find in list(self.seeking.items()):
+            choice = [address for address in self.available[lane] if address != find.avoid] or self.available[lane]
+            if choice:
+                del self.seeking[lane]
+                self.attached[lane] = choice[0]
+                self.loop.found(lane, Replica(choice[0], self.infos[lane]), self.now)
+                return True
+        return False
+
+    # --- what the test does -------------------------------------------------------------------------------------------
+
+    def deliver(self, lane: Lane, copies: int = 1) -> None:
+        """Hands the lane's oldest event over, once or more."""
+        event = self.waiting[lane].popleft()
+        for _ in range(copies):
+            self.say(lane, event)
+
+    def say(self, lane: Lane, event: VerifierEvent | DrafterEvent) -> None:
+        """Hands any event over."""
+        if lane is Lane.VERIFIER:
+            assert not isinstance(event, Drafted)
+            self.loop.on_verifier(event, self.now)
+        else:
+            assert not isinstance(event, Verified)
+            self.loop.on_drafter(event, self.now)
+        self.settle()
+
+    def break_link(self, lane: Lane, *, restart: bool = False) -> None:
+        """The link breaks; answers on their way are lost. A restarted replica has forgotten all."""
+        if self.attached[lane] is None or lane in self.broken:
+            return
+        self.broken.add(lane)
+        self.waiting[lane].clear()
+        replica = self._replica(lane)
+        if restart and replica is not None:
+            replica.sessions.clear()
+        self.loop.lost(lane, self.now)
+        self.settle()
+
+    def mend_link(self, lane: Lane, *, restarted: bool = False) -> None:
+        if lane in self.broken:
+            self.broken.discard(lane)
+            self.loop.back(lane, restarted, self.now)
+            self.settle()
+
+    def forget(self, lane: Lane) -> None:
+        """The attached replica evicts the session."""
+        replica = self._replica(lane)
+        if replica is not None:
+            replica.sessions.pop("s", None)
+
+    def wait(self, seconds: float) -> None:
+        """Time passes."""
+        self.now += seconds
+        self.loop.tick(self.now)
+        self.settle()
+
+    def run(self, max_steps: int = 2000) -> None:
+        """Delivers everything, the drafter's answers first, until the generation has ended."""
+        for _ in range(max_steps):
+            if self.terminal:
+                return
+            self.step()
+        raise AssertionError(f"not over after {max_steps} steps: {self.committed}")
+
+    def step(self) -> None:
+        for lane in (Lane.DRAFTER, Lane.VERIFIER):
+            if self.waiting[lane]:
+                self.deliver(lane)
+                return
+        deadline = self.loop.deadline
+        assert deadline is not None, "nothing is on its way and nothing is due: the session hangs"
+        self.wait(max(deadline - self.now, 0.0))
+
+
+def _info(max_model_len: int, max_draft_tokens: int) -> ModelInfo:
+    return ModelInfo("toy", VOCAB_SIZE, max_model_len, (EOS,), "hash", "boot", max_draft_tokens=max_draft_tokens)

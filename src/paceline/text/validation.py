@@ -104,7 +104,7 @@ def validate(request: GenerationRequest, *, vocab_size: int, limits: RequestLimi
         InvalidArgument: names the first field at fault and its limit.
     """
     _check_prompt(request.prompt, vocab_size, limits)
-    _check_sampling(request.sampling, vocab_size, limits)
+    validate_sampling(request.sampling, vocab_size=vocab_size, limits=limits)
     _check_lengths(request)
     _check_stop(request.stop, limits)
     _check_speculation(request, limits)
@@ -198,7 +198,12 @@ def _check_range(field: str, value: float, low: float, high: float, *, above_low
         raise InvalidArgument(f"{field} is {value}; it must be in {bracket}{low:g}, {high:g}]", field=field)
 
 
-def _check_sampling(sampling: SamplingParams, vocab_size: int, limits: RequestLimits) -> None:
+def validate_sampling(sampling: SamplingParams, *, vocab_size: int, limits: RequestLimits = DEFAULT_LIMITS) -> None:
+    """Checks sampling parameters alone: the part of `validate` that a replica's door needs too.
+
+    Raises:
+        InvalidArgument: names the first field at fault and its limit.
+    """
     _check_range("temperature", sampling.temperature, 0, MAX_TEMPERATURE)
     _check_range("top_p", sampling.top_p, 0, 1, above_low=True)
     _check_range("min_p", sampling.min_p, 0, 1)

@@ -1,37 +1,13 @@
-"""Counters of one generation: what speculation did, all of it measured. Meanings are those of proto `Evidence`."""
+"""Counters of one generation: what speculation did, all of it measured. Meanings are those of `Evidence`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from paceline.generation import Evidence
 from paceline.messages import Timing, TokenOrigin
 from paceline.speculation.tree import DraftTree
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """The report at the end of a generation; see `Evidence` in gateway.proto for each field."""
-
-    target_passes: int = 0
-    tokens_per_target_pass: float = 0.0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    drafted_per_position: tuple[int, ...] = ()
-    accepted_per_position: tuple[int, ...] = ()
-    wasted_draft_tokens: int = 0
-    ahead_hits: int = 0
-    time_to_first_token_ms: float = 0.0
-    total_ms: float = 0.0
-    draft_ms: float = 0.0
-    verify_ms: float = 0.0
-    queue_ms: float = 0.0
-    wire_ms: float = 0.0
-    draft_wait_ms: float = 0.0
-    drafter_memory_bytes: int = 0
-    methods: tuple[str, ...] = ()
-    verifier: str = ""
-    drafter: str = ""
 
 
 def origins_of(block: DraftTree, accepted_path: Sequence[int]) -> list[TokenOrigin]:

@@ -121,7 +121,8 @@ def nothing(context: Sequence[int], depth: int) -> DraftTree:
 def walk(law: Law, log: TokenLog, block: DraftTree) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The acceptance rule on a law: accepted path and tokens. Ids outside the vocabulary never match."""
     children = block.children()
-    node, path, context = 0, [], list(log.tokens)
+    path: list[int] = []
+    node, context = 0, list(log.tokens)
     while True:
         token = law(context)
         context.append(token)

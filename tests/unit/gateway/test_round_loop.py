@@ -499,7 +499,7 @@ def test_no_round_starts_while_held(tmp_path: Path) -> None:
     assert len(verifies(simulation)) == 2
 
 
-@pytest.mark.parametrize("steps", range(0, 12))
+@pytest.mark.parametrize("steps", range(12))
 def test_cancel_frees_both_replicas_whenever_it_comes(tmp_path: Path, steps: int) -> None:
     simulation = Simulation(tmp_path, LAW, perfect(LAW))
     simulation.start()
@@ -515,7 +515,7 @@ def test_cancel_frees_both_replicas_whenever_it_comes(tmp_path: Path, steps: int
     assert simulation.loop.take_effects() == []
 
 
-# --- boundaries inside an accepted block --------------------------------------------------------------------------------
+# --- boundaries inside an accepted block --------------------------------------------------------------------------
 
 
 def text_law(text: str) -> list[int]:
@@ -561,7 +561,7 @@ def test_tokens_after_the_end_never_leave(tmp_path: Path) -> None:
     )
 
 
-# --- everything at once -------------------------------------------------------------------------------------------------
+# --- everything at once --------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,0 +1,5 @@
+"""Clients of a gateway."""
+
+from paceline.client.client import AsyncClient
+
+__all__ = ["AsyncClient"]

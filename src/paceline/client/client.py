@@ -1,0 +1,110 @@
+"""An async client of the gateway's `Generation` service.
+
+    async with AsyncClient("127.0.0.1:7400") as client:
+        async for event in client.generate(GenerationRequest(TextPrompt("Once upon a time"), max_tokens=64)):
+            match event:
+                case Chunk():
+                    print(event.text, end="")
+
+What the gateway refuses comes back as the same class of `paceline.errors` that it raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Self
+
+import grpc.aio
+
+from paceline.generation import GenerationEvent, ServedModel, SessionInfo
+from paceline.runtime.grpc_client import ClientTls, open_channel
+from paceline.runtime.grpc_errors import error_from_rpc
+from paceline.text.request import GenerationRequest
+from paceline.v1 import gateway_pb2
+from paceline.v1.gateway_pb2_grpc import GenerationStub
+from paceline.wire.generation import (
+    generate_request_to_pb,
+    generation_event_from_pb,
+    served_model_from_pb,
+    session_info_from_pb,
+)
+
+
+class AsyncClient:
+    """One connection to one gateway; belongs to the event loop that makes it. Close it, or use it in `async with`.
+
+    Args:
+        address: host:port of the gateway.
+        tls: how to check the gateway, and who this client is; None for plain text.
+    """
+
+    def __init__(self, address: str, *, tls: ClientTls | None = None) -> None:
+        self.address = address
+        self._channel = open_channel(address, tls=tls)
+        self._stub = GenerationStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends what runs and closes the connection."""
+        await self._channel.close()
+
+    async def generate(
+        self, request: GenerationRequest, *, timeout_s: float | None = None
+    ) -> AsyncIterator[GenerationEvent]:
+        """Runs one generation: `Started`, any number of `Chunk`, `Finished`.
+
+        Leaving the loop early (`aclose`, or the end of its task) cancels the generation.
+
+        Args:
+            request: what to generate.
+            timeout_s: most seconds that it may take.
+
+        Raises:
+            PacelineError: what the gateway says, or `Unavailable` when it cannot be reached.
+        """
+        call = self._stub.Generate(generate_request_to_pb(request), timeout=timeout_s)
+        try:
+            async for message in call:
+                event = generation_event_from_pb(message)
+                if event is not None:
+                    yield event
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+        finally:
+            call.cancel()
+
+    async def get_session(self, session: str, *, timeout_s: float | None = 10.0) -> SessionInfo:
+        """Reads the record of a session.
+
+        Raises:
+            NotFound: there is none.
+            PacelineError: what else the gateway says.
+        """
+        try:
+            message = await self._stub.GetSession(gateway_pb2.GetSessionRequest(session=session), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+        return session_info_from_pb(message)
+
+    async def list_models(self, *, timeout_s: float | None = 10.0) -> tuple[ServedModel, ...]:
+        """The models that can be asked for.
+
+        Raises:
+            PacelineError: what the gateway says.
+        """
+        try:
+            message = await self._stub.ListModels(gateway_pb2.ListModelsRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+        return tuple([served_model_from_pb(model) for model in message.models])

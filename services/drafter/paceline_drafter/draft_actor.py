@@ -35,9 +35,11 @@ from paceline.messages import (
 )
 from paceline.runtime.replica_actor import ActorLimits, Letter, ReplicaActor, SelfChecking
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
+from paceline.text.validation import validate_sampling
 from paceline.token_log import TokenLog
 
 _US_PER_S = 1_000_000
+_ANY_ID = 2**31
 
 
 @dataclass(slots=True)
@@ -138,6 +140,7 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
 
     def _open(self, letter: Letter[DrafterCommand, DrafterEvent], command: Open) -> None:
         self._check_ids(command.tokens, "tokens")
+        validate_sampling(command.sampling, vocab_size=self._draft_limits.vocab_size or _ANY_ID)
         session = self._sessions.get(command.session)
         if session is not None:
             self._check_epoch(session, command.epoch)

@@ -23,11 +23,11 @@ from typing import Any, NoReturn, Protocol
 
 import grpc.aio
 
-from paceline.errors import PacelineError
+from paceline.errors import ConfigurationError, PacelineError
 from paceline.runtime.grpc_server import GrpcServer
 from paceline.runtime.logs import configure_logging
 from paceline.runtime.parent import end_with_parent
-from paceline.runtime.settings import ServiceSettings, describe
+from paceline.runtime.settings import ServiceSettings, SettingsT, describe, load_settings
 from paceline.runtime.supervisor import OnError, Supervisor
 
 logger = logging.getLogger(__name__)
@@ -59,6 +59,28 @@ class Service(Protocol):
 
     async def stop(self) -> None:
         """Answers every waiter and frees what it holds; called last, after `drain`."""
+
+
+def main(
+    name: str,
+    settings_class: type[SettingsT],
+    make_service: Callable[[SettingsT], Service],
+    arguments: Sequence[str] | None = None,
+) -> NoReturn:
+    """What a service's `__main__` does: read the settings, run, exit.
+
+    Args:
+        name: of the service, for logs.
+        settings_class: what it can be told.
+        make_service: wires the service.
+        arguments: command line without the program's name; None takes the process's own.
+    """
+    try:
+        settings = load_settings(settings_class, arguments)
+    except ConfigurationError as error:
+        sys.stderr.write(f"paceline {name}: {error.message}\n")
+        sys.exit(2)
+    exit_process(run_service(name, settings, lambda: make_service(settings)))
 
 
 def run_service(name: str, settings: ServiceSettings, make_service: Callable[[], Service]) -> int:

@@ -1,0 +1,92 @@
+"""From settings to a drafter that has proved that it works. Imports torch: used when a method is loaded, not before."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+import torch
+
+from paceline.drafting.build import MethodSettings, RunnerKind, build_method
+from paceline.drafting.method import DraftJob, DraftMethod
+from paceline.messages import DrafterCommand, DrafterEvent, ModelInfo, SamplingParams
+from paceline.model_source import default_name
+from paceline.quantize import Bits
+from paceline.runtime.replica_actor import ActorLimits
+from paceline.runtime.replica_service import Replica
+from paceline_drafter.draft_actor import DraftActor, DraftLimits
+from paceline_drafter.settings import DrafterSettings
+
+logger = logging.getLogger(__name__)
+
+_PROBE_SESSION = "probe"
+_PROBE_CONTEXT = (0, 1, 0, 1, 0, 1)
+_PROBE_DEPTH = 2
+_PROBE_STEPS = 8
+
+
+def load_replica(settings: DrafterSettings) -> Replica[DrafterCommand, DrafterEvent]:
+    """Loads the drafting method and drafts once with it. Takes seconds to minutes.
+
+    Raises:
+        PacelineError: the method or its model cannot be found, loaded or run; says what to do.
+    """
+    torch.set_num_threads(settings.num_threads)
+    method = build_method(method_settings(settings), progress=logger.info)
+    probe(method)
+    facts = method.info
+    info = ModelInfo(
+        model=settings.model_name or (default_name(settings.model) if settings.model else ""),
+        method=facts.name,
+        vocab_size=facts.vocab_size,
+        max_model_len=facts.max_model_len,
+        eos_token_ids=(),
+        tokenizer_hash=facts.tokenizer_hash,
+        boot_id=uuid.uuid4().hex,
+        max_draft_tokens=settings.max_draft_tokens,
+        weights_bytes=facts.weights_bytes,
+        kv_bytes=facts.kv_bytes,
+        max_sessions=settings.max_sessions,
+    )
+    draft_limits = DraftLimits(
+        max_draft_tokens=settings.max_draft_tokens,
+        max_model_len=facts.max_model_len or None,
+        vocab_size=facts.vocab_size or None,
+    )
+    limits = ActorLimits(
+        max_sessions=settings.max_sessions,
+        orphan_ttl_s=settings.orphan_ttl_ms / 1000,
+        stall_timeout_s=settings.stall_timeout_s,
+    )
+    return Replica(DraftActor(method, draft_limits, limits), info)
+
+
+def method_settings(settings: DrafterSettings) -> MethodSettings:
+    """The part of the settings that concerns the method."""
+    return MethodSettings(
+        methods=settings.method,
+        draft_model=settings.model,
+        runner=RunnerKind(settings.runner),
+        bits=Bits(settings.quantize_bits),
+        device=settings.device,
+        dtype=settings.dtype,
+        kv_bytes=settings.kv_cache_bytes,
+        num_threads=settings.num_threads,
+        max_sessions=settings.max_sessions,
+        max_model_len=settings.max_model_len,
+        max_batch_tokens=settings.max_batch_tokens,
+        prompt_lookup_min=settings.prompt_lookup_min,
+        prompt_lookup_max=settings.prompt_lookup_max,
+    )
+
+
+def probe(method: DraftMethod) -> None:
+    """Drafts once, so that whatever cannot work fails now; finding nothing is no failure."""
+    method.open(_PROBE_SESSION)
+    try:
+        job = DraftJob(_PROBE_SESSION, _PROBE_CONTEXT, _PROBE_DEPTH, SamplingParams(temperature=0.0))
+        for _ in range(_PROBE_STEPS):
+            if not job.done:
+                method.advance([job])
+    finally:
+        method.close(_PROBE_SESSION)

@@ -1,0 +1,251 @@
+"""The verify actor: owns the target engine and decides which command counts.
+
+| told | decides |
+|---|---|
+| `Open` | a new session, the same one again (nothing changes), or a take-over by a newer epoch |
+| `Verify` | by epoch: fenced, or a take-over; by round: replay, drop, or run |
+| `Close` | the session is gone; its open verify is answered with a failure |
+| a pass is done | verdicts are kept for replay and sent |
+
+Within an epoch, with `last` the newest answered round: the same round again gets the same answer, an older one is
+dropped, a newer one runs. `NeedTokens`, `Evicted` and `Failed` do not consume the round. A verdict goes to the newest
+stream that spoke for the session.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.engine.target import TargetEngine
+from paceline.errors import CapacityExceeded, Fenced, InvalidArgument, PacelineError, Unavailable
+from paceline.messages import (
+    Close,
+    Closed,
+    Evicted,
+    Failed,
+    Open,
+    Opened,
+    Verified,
+    VerifierCommand,
+    VerifierEvent,
+    Verify,
+)
+from paceline.runtime.replica_actor import ActorLimits, Letter, ReplicaActor
+from paceline.text.validation import validate_sampling
+
+_US_PER_S = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A verify that the engine has."""
+
+    command: Verify
+    arrived_s: float
+    submitted_s: float
+
+
+@dataclass(slots=True)
+class _Session:
+    """What the actor knows of a session; tokens and rows are the engine's.
+
+    Attributes:
+        opened: the command that opened it.
+        epoch: of its owner; newer than `opened.epoch` after a take-over by `Verify`.
+        last_round: newest answered round of the epoch; 0 before the first.
+        answer: the verdict on `last_round`, for replay.
+        running: the verify on its way.
+    """
+
+    opened: Open
+    epoch: int
+    last_round: int = 0
+    answer: Verified | None = None
+    running: _Running | None = None
+
+
+class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | Failed]]):
+    """The owner of the target engine.
+
+    Args:
+        engine: used from the actor's thread and, between passes, from its loop.
+        limits: bounds of the actor.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, engine: TargetEngine, limits: ActorLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__("verify actor", limits, clock)
+        self._engine = engine
+        self._sessions: dict[str, _Session] = {}
+
+    # --- commands ---------------------------------------------------------------------------------------------------
+
+    def apply(self, letter: Letter[VerifierCommand, VerifierEvent]) -> None:
+        """Applies one command.
+
+        Raises:
+            PacelineError: it is refused.
+        """
+        match letter.command:
+            case Verify():
+                self._verify(letter, letter.command)
+            case Open():
+                self._open(letter, letter.command)
+            case Close():
+                self._close(letter, letter.command)
+
+    def _open(self, letter: Letter[VerifierCommand, VerifierEvent], command: Open) -> None:
+        session = self._sessions.get(command.session)
+        if session is None:
+            if self.draining:
+                raise Unavailable("the verifier is shutting down; use another replica")
+            if len(self._sessions) >= self.limits.max_sessions:
+                raise CapacityExceeded(f"all {self.limits.max_sessions} sessions are taken; retry later")
+        else:
+            self._check_epoch(session, command.epoch)
+            if command == session.opened and command.epoch == session.epoch:
+                # Sent again because a link broke: what has been computed since stays.
+                self.routes.attach(command.session, letter.stream)
+                kv_len = self._engine.kv_len(command.session) or 0
+                letter.stream.send(Opened(command.session, command.epoch, kv_len, kv_len))
+                return
+        validate_sampling(command.sampling, vocab_size=self._engine.vocab_size)
+        opened = self._engine.open(command)
+        if session is not None:
+            self._end_running(session, Fenced(f"epoch {command.epoch} has taken the session over", field="epoch"))
+        self._sessions[command.session] = _Session(command, command.epoch)
+        self.routes.attach(command.session, letter.stream)
+        letter.stream.send(opened)
+
+    def _verify(self, letter: Letter[VerifierCommand, VerifierEvent], command: Verify) -> None:
+        session = self._sessions.get(command.session)
+        if session is None:
+            letter.stream.send(Evicted(command.session, command.epoch, command.round))
+            return
+        self._check_epoch(session, command.epoch)
+        if command.epoch > session.epoch:
+            self._end_running(session, Fenced(f"epoch {command.epoch} has taken the session over", field="epoch"))
+            session.epoch, session.last_round, session.answer = command.epoch, 0, None
+        self.routes.attach(command.session, letter.stream)
+        if session.running is not None:
+            running_round = session.running.command.round
+            if command.round > running_round:
+                raise InvalidArgument(
+                    f"round {command.round} came while round {running_round} runs; wait for its answer", field="round"
+                )
+            return  # the running round again, whose answer is on its way, or an older one
+        if command.round <= session.last_round:
+            if command.round == session.last_round and session.answer is not None:
+                letter.stream.send(session.answer)
+            return
+        answer = self._engine.submit(command)
+        if answer is None:
+            session.running = _Running(command, letter.arrived_s, self.clock())
+        else:
+            letter.stream.send(answer)
+
+    def _close(self, letter: Letter[VerifierCommand, VerifierEvent], command: Close) -> None:
+        session = self._sessions.get(command.session)
+        if session is not None:
+            self._check_epoch(session, command.epoch)
+            self.routes.attach(command.session, letter.stream)
+            self.close_session(command.session, Unavailable("the session was closed"))
+        letter.stream.send(Closed(command.session, command.epoch))
+
+    def _check_epoch(self, session: _Session, epoch: int) -> None:
+        if epoch < session.epoch:
+            raise Fenced(f"epoch {epoch} is over: epoch {session.epoch} owns the session", field="epoch")
+
+    def _end_running(self, session: _Session, reason: PacelineError) -> None:
+        """Answers the open verify with a failure; should the engine still judge it, the verdict is dropped."""
+        if session.running is None:
+            return
+        command, session.running = session.running.command, None
+        self._send(Failed(command.session, command.epoch, command.round, reason.to_failure()))
+
+    def _send(self, event: Verified | Failed) -> None:
+        stream = self.routes.stream_of(event.session)
+        if stream is not None:
+            stream.send(event)
+
+    # --- passes -----------------------------------------------------------------------------------------------------
+
+    def pass_due(self) -> bool:
+        """Whether a verify waits or is in the middle of its prompt."""
+        return self._engine.has_work
+
+    def run_pass(self) -> list[Verified | Failed]:
+        """One pass of the engine, in the model's thread."""
+        return self._engine.step()
+
+    def pass_done(self, result: list[Verified | Failed]) -> None:
+        """Keeps and sends the verdicts; one whose command was taken back or taken over is dropped."""
+        now_s = self.clock()
+        for answer in result:
+            session = self._sessions.get(answer.session)
+            running = None if session is None else session.running
+            command_id = answer.round if isinstance(answer, Verified) else answer.command_id
+            if session is None or running is None:
+                continue
+            if (running.command.epoch, running.command.round) != (answer.epoch, command_id):
+                continue
+            session.running = None
+            if isinstance(answer, Verified):
+                answer = _with_arrival(answer, running, now_s)
+                session.last_round, session.answer = answer.round, answer
+            self._send(answer)
+
+    def pass_failed(self, error: PacelineError) -> None:
+        """Fails every open verify and gives up its session, whose rows nobody can vouch for; the others go on."""
+        for name, session in list(self._sessions.items()):
+            if session.running is not None:
+                self._end_running(session, error)
+                self.close_session(name, error)
+        if self._engine.has_work:
+            # Work of an owner that was fenced meanwhile: nobody waits for it, but it must not break every pass.
+            for name in list(self._sessions):
+                self.close_session(name, error)
+
+    # --- sessions ---------------------------------------------------------------------------------------------------
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that are open."""
+        return len(self._sessions)
+
+    def sessions(self) -> list[str]:
+        """Names of all sessions."""
+        return list(self._sessions)
+
+    def drop_session(self, session: str, reason: PacelineError) -> None:
+        """Answers the session's open verify with the reason and frees its rows."""
+        self._end_running(self._sessions[session], reason)
+        del self._sessions[session]
+        self._engine.close(session)
+
+    def check_integrity(self) -> None:
+        """Checks the engine's tables and the actor's own.
+
+        Raises:
+            AssertionError: the engine's pool or table is damaged.
+            RuntimeError: the actor's table and the engine's or the routes disagree.
+        """
+        self._engine.check_integrity()
+        if not len(self._sessions) == self._engine.num_sessions == len(self.routes):
+            raise RuntimeError(
+                f"{len(self._sessions)} sessions, {self._engine.num_sessions} in the engine, {len(self.routes)} routes"
+            )
+
+
+def _with_arrival(verdict: Verified, running: _Running, now_s: float) -> Verified:
+    """The verdict with times that count from the command's arrival."""
+    waited_us = int((running.submitted_s - running.arrived_s) * _US_PER_S)
+    timing = dataclasses.replace(
+        verdict.timing,
+        queue_us=verdict.timing.queue_us + waited_us,
+        total_us=int((now_s - running.arrived_s) * _US_PER_S),
+    )
+    return dataclasses.replace(verdict, timing=timing)

@@ -40,7 +40,9 @@ _LOG_UNIFORM_STEPS = UNIFORM_BITS * 0.6931471805599453
 
 _SHORTLIST = 8
 _BOUND_SLACK = 1e-3
-_MAX_CHUNK_ELEMENTS = 1 << 24
+_CPU_CHUNK_ELEMENTS = 1 << 16
+"""Fits the temporaries of a chunk into the L2 cache: one row of a usual vocabulary."""
+_GPU_CHUNK_ELEMENTS = 1 << 24
 
 
 class NoiseStream(IntEnum):
@@ -173,8 +175,8 @@ def keyed_argmax(
         Chosen ids, int64 # [rows].
     """
     num_rows, vocab_size = logits.shape
-    # On a CPU one row at a time stays within the L2 cache; a GPU wants all rows at once.
-    chunk = 1 if logits.device.type == "cpu" else max(1, _MAX_CHUNK_ELEMENTS // vocab_size)
+    elements = _CPU_CHUNK_ELEMENTS if logits.device.type == "cpu" else _GPU_CHUNK_ELEMENTS
+    chunk = max(1, elements // vocab_size)
     parts = [
         _keyed_argmax_chunk(logits[start : start + chunk], keys[start : start + chunk])
         for start in range(0, num_rows, chunk)

@@ -118,12 +118,12 @@ class Tokenizer:
             InvalidArgument: the text holds a lone surrogate and is no Unicode.
         """
         try:
-            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            text.encode()  # the library's own complaint does not say what is wrong
         except UnicodeEncodeError as error:
             raise InvalidArgument(
                 f"prompt is not valid Unicode: lone surrogate at character {error.start}", field="prompt"
             ) from error
-        return tuple(encoding.ids)
+        return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Text of the ids, special tokens left out; what is no UTF-8 becomes U+FFFD, also at the end."""

@@ -170,7 +170,7 @@ def _check_packages() -> None:
 
 def _build(model: str, source: Path, folder: Path, bits: Bits, progress: Progress) -> None:
     """Fills a folder beside the final one and renames it, so that whoever sees the folder can use it."""
-    progress(f"quantising {model} to {bits.value} (once; about ten seconds per 100 million weights)")
+    progress(f"quantising {model} to {bits.value} (once; ten to thirty seconds per 100 million weights)")
     began = time.monotonic()
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -198,15 +198,8 @@ def _build(model: str, source: Path, folder: Path, bits: Bits, progress: Progres
 
 
 def _run_builder(source: Path, target: Path, bits: Bits) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "onnxruntime_genai.models.builder",
-        "--input",
-        str(source),
-        "--output",
-        str(target),
-    ]
+    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "--input", str(source.resolve())]
+    command += ["--output", str(target)]
     command += ["--precision", bits.value, "--execution_provider", "cpu", "--extra_options", *builder_options(bits)]
     with tempfile.TemporaryDirectory(prefix="paceline-quantize-") as work:
         # Its progress bars are megabytes long: a file takes them, and its end is shown when something goes wrong.

@@ -102,14 +102,19 @@ class Child:
         """Waits for the end of the process and returns its exit status; negative: the signal that ended it."""
         return await self._started().wait()
 
+    def terminate(self) -> None:
+        """Sends SIGTERM, if there is still somebody to get it."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+
     async def stop(self, grace_s: float) -> None:
         """Asks the process to drain and stop; after `grace_s` it is killed with all that it started."""
         process = self._process
         if process is None:
             return
         if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
+            self.terminate()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(grace_s):
                     await process.wait()

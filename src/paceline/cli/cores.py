@@ -7,6 +7,7 @@ Gateway and Redis are not pinned: together they need a few percent of one core.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,13 @@ class CorePlan:
 
     verifiers: tuple[tuple[int, ...], ...]
     drafters: tuple[tuple[int, ...], ...]
+
+
+def available_cores() -> tuple[int, ...]:
+    """Cores that this process may use, in ascending order."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
 
 
 def is_cpu(device: str) -> bool:

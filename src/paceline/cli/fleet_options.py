@@ -1,21 +1,16 @@
-"""What a fleet on one machine consists of, and the command line of each of its processes.
-
-Knows the services only by their flags; `tests/unit/cli/test_fleet_options.py` feeds these command lines to the services'
-own settings classes.
-"""
+"""What a fleet on one machine consists of."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.cli.cores import is_cpu, plan_cores
+from paceline.cli.cores import is_cpu
 from paceline.errors import InvalidArgument
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
-DEFAULT_PORT = 50051
+DEFAULT_PORT = 7400
+DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 DRAFTER_COPY = {"int8": "int8", "int4": "int4"}
 
 
@@ -67,7 +62,7 @@ class FleetOptions:
 
     @property
     def copy_bits(self) -> str:
-        """ "int8" or "int4" when the drafter is a quantised copy of the target, else empty."""
+        """Width of the quantised copy of the target that drafts; empty when something else does."""
         return DRAFTER_COPY.get(self.drafter_model, "") if self.needs_draft_model else ""
 
     def check(self) -> None:

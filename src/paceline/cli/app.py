@@ -1,0 +1,246 @@
+"""The command line's commands and options. Each command imports what it needs when it runs, so that help is quick."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from paceline import __version__
+from paceline.cli.console import EXIT_INTERRUPTED, exit_code, print_error
+from paceline.cli.fleet_options import DEFAULT_ADDRESS, DEFAULT_MODEL, DEFAULT_PORT, FleetOptions
+from paceline.cli.serve import ServiceName
+from paceline.errors import PacelineError
+
+
+class ErrorsInOneLine(TyperGroup):
+    """Turns a typed error into one line on standard error and an exit code, without a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command."""
+        try:
+            return super().invoke(ctx)
+        except PacelineError as error:
+            print_error(error)
+            raise typer.Exit(exit_code(error)) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+app = typer.Typer(
+    name="paceline",
+    cls=ErrorsInOneLine,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Speculative decoding for large language models, served as a fleet.",
+)
+
+Model = Annotated[str, typer.Option(help="Target: a hub id, a folder, a .gguf file or the built-in name.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on standard output.")]
+Address = Annotated[str, typer.Option(help="The gateway's address.")]
+Method = Annotated[str, typer.Option(help="Only drafters of this method; default: any.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate.")]
+Temperature = Annotated[float, typer.Option(help="0 takes the best token each time.")]
+TopP = Annotated[float, typer.Option(help="Sample from the smallest set of tokens with this probability.")]
+TopK = Annotated[int, typer.Option(help="Sample from this many best tokens; 0: all.")]
+MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the best one's probability.")]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text; default: drawn.")]
+Stop = Annotated[list[str] | None, typer.Option(help="String that ends the text; may be given again.")]
+BlockSize = Annotated[int | None, typer.Option(help="Draft tokens per block; 0: none; default: the gateway's.")]
+NoSpeculation = Annotated[bool, typer.Option("--no-speculation", help="Plain decoding through the same services.")]
+Plain = Annotated[bool, typer.Option("--no-colour", "--no-color", help="Do not colour tokens by their origin.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"paceline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Speculative decoding for large language models, served as a fleet."""
+
+
+@app.command()
+def up(
+    model: Model = DEFAULT_MODEL,
+    drafter_model: Annotated[
+        str, typer.Option(help="Draft model: int8 or int4 for a quantised copy of the target, or as --model.")
+    ] = "int8",
+    method: Annotated[str, typer.Option(help="draft_model, ngram, or a chain such as ngram,draft_model.")] = (
+        "draft_model"
+    ),
+    num_speculative_tokens: Annotated[int, typer.Option(min=0, help="Draft tokens per block.")] = 4,
+    verifiers: Annotated[int, typer.Option(min=1, help="Verifier processes.")] = 1,
+    drafters: Annotated[int, typer.Option(min=0, help="Drafter processes; 0 decodes plainly.")] = 1,
+    verifier_device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    drafter_device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="Type of the weights: float32, bfloat16 or float16.")] = "float32",
+    port: Port = DEFAULT_PORT,
+    redis_url: Annotated[str, typer.Option(help="An existing Redis; default: an embedded one is started.")] = "",
+    log_dir: Annotated[Path, typer.Option(help="Folder of the processes' logs.")] = Path("paceline-logs"),
+    json_output: Json = False,
+) -> None:
+    """Starts Redis, verifiers, drafters and a gateway on this machine; Ctrl-C stops them all."""
+    from paceline.cli.up import run_up
+
+    options = FleetOptions(
+        model=model,
+        drafter_model=drafter_model,
+        method=method,
+        num_speculative_tokens=num_speculative_tokens,
+        verifiers=verifiers,
+        drafters=drafters,
+        verifier_device=verifier_device,
+        drafter_device=drafter_device,
+        dtype=dtype,
+        port=port,
+        redis_url=redis_url,
+        log_dir=log_dir,
+    )
+    raise typer.Exit(run_up(options, json_output=json_output))
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    chat: Annotated[
+        bool, typer.Option("--chat/--raw", help="Apply the model's chat template, or continue the bare text.")
+    ] = True,
+    system: Annotated[str, typer.Option(help="System message before the prompt (with --chat).")] = "",
+    model: Annotated[str, typer.Option(help="Which of the served models; default: the only one.")] = "",
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    min_p: MinP = 0.0,
+    seed: Seed = None,
+    stop: Stop = None,
+    method: Method = "",
+    num_speculative_tokens: BlockSize = None,
+    no_speculation: NoSpeculation = False,
+    address: Address = DEFAULT_ADDRESS,
+    plain_text: Plain = False,
+    json_output: Json = False,
+) -> None:
+    """Generates one completion, streams it and says what speculation did for it."""
+    from paceline.cli.generate import run_generate
+    from paceline.cli.request import RequestOptions
+
+    options = RequestOptions(
+        model=model,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        stop=tuple(stop or ()),
+        method=method,
+        num_speculative_tokens=num_speculative_tokens,
+        speculation=not no_speculation,
+    )
+    text = sys.stdin.read() if prompt == "-" else prompt
+    asyncio.run(
+        run_generate(
+            text,
+            options,
+            address=address,
+            chat=chat,
+            system=system,
+            colour=not plain_text,
+            json_output=json_output,
+        )
+    )
+
+
+@app.command()
+def chat(
+    system: Annotated[str, typer.Option(help="System message.")] = "",
+    model: Annotated[str, typer.Option(help="Which of the served models; default: the only one.")] = "",
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = 0.7,
+    top_p: TopP = 0.95,
+    top_k: TopK = 0,
+    min_p: MinP = 0.0,
+    seed: Seed = None,
+    method: Method = "",
+    num_speculative_tokens: BlockSize = None,
+    no_speculation: NoSpeculation = False,
+    address: Address = DEFAULT_ADDRESS,
+    plain_text: Plain = False,
+) -> None:
+    """Talks with the model; each turn sends the whole conversation. Empty line or Ctrl-D ends."""
+    from paceline.cli.chat import run_chat
+    from paceline.cli.request import RequestOptions
+
+    options = RequestOptions(
+        model=model,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        method=method,
+        num_speculative_tokens=num_speculative_tokens,
+        speculation=not no_speculation,
+    )
+    asyncio.run(run_chat(options, address=address, system=system, colour=not plain_text))
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def serve(
+    context: typer.Context, service: Annotated[ServiceName, typer.Argument(help="Which service to run.")]
+) -> None:
+    """Runs one service; everything after its name goes to its own settings (try `serve verifier --help`)."""
+    from paceline.cli.serve import serve as become
+
+    become(service, context.args)
+
+
+@app.command()
+def quantize(
+    model: Annotated[str, typer.Argument(help="Target: a hub id, a folder, a .gguf file or the built-in name.")],
+    bits: Annotated[str, typer.Option(help="int8 (agrees best with the target) or int4 (smaller).")] = "int8",
+    out_dir: Annotated[Path | None, typer.Option(help="Folder for the copy; default: one in the cache.")] = None,
+    json_output: Json = False,
+) -> None:
+    """Makes a quantised copy of a model that drafts for it on a CPU, and prints its folder."""
+    from paceline.cli.quantize import run_quantize
+
+    run_quantize(model, bits, out_dir, json_output=json_output)
+
+
+@app.command()
+def doctor(
+    model: Model = DEFAULT_MODEL,
+    verifier_device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    drafter_device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    port: Port = DEFAULT_PORT,
+    redis_url: Annotated[str, typer.Option(help="Check this Redis instead of the embedded one.")] = "",
+    json_output: Json = False,
+) -> None:
+    """Checks this machine and says what to do; exit code 1 if something is missing."""
+    from paceline.cli.doctor import DoctorOptions, run_doctor
+
+    options = DoctorOptions(model, verifier_device, drafter_device, port, redis_url)
+    raise typer.Exit(asyncio.run(run_doctor(options, json_output=json_output)))
+
+
+def main() -> None:
+    """Entry point of the `paceline` program."""
+    app()

@@ -1,0 +1,36 @@
+"""`paceline chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from paceline.cli.console import err
+from paceline.cli.generate import stream
+from paceline.cli.request import RequestOptions
+from paceline.client import AsyncClient
+from paceline.text.request import ChatMessage, ChatPrompt
+
+
+async def run_chat(options: RequestOptions, *, address: str, system: str, colour: bool) -> None:
+    """Reads a line, answers, and so on, each time with the whole conversation; an empty line or its end ends it.
+
+    Raises:
+        PacelineError: what the gateway says.
+    """
+    conversation = [ChatMessage("system", system)] if system else []
+    async with AsyncClient(address) as client:
+        # Fails at once when there is no gateway, and not after the first question has been typed.
+        models = await client.list_models()
+        err().print(f"{', '.join(model.model for model in models)}; an empty line ends", style="dim", markup=False)
+        while question := await _read_line():
+            conversation.append(ChatMessage("user", question))
+            completion = await stream(client, options.request(ChatPrompt(tuple(conversation))), colour=colour)
+            conversation.append(ChatMessage("assistant", completion.text))
+
+
+async def _read_line() -> str:
+    """The next line without its end, empty at the end of the input; in a thread, so that the connection lives."""
+    err().print("> ", end="", style="bold")
+    line = await asyncio.to_thread(sys.stdin.readline)
+    return str(line).strip()

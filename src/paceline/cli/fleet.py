@@ -1,0 +1,173 @@
+"""Starts, watches and stops a fleet on one machine: Redis, verifiers, drafters and a gateway, each a process.
+
+    async with Fleet(options, observer) as fleet:     # everything is ready
+        ... fleet.addresses.gateway ...
+        await fleet.watch()                           # until something ends that it cannot do without
+    # no process is left
+
+The order is: the models are made ready on disk, then Redis, verifiers and drafters start side by side, then the
+gateway, which needs their addresses. It stops the other way round. `paceline up`, the demo, the benchmarks and the
+end-to-end tests all use this class.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from paceline.cli.child import Child
+from paceline.cli.doctor import ping_redis
+from paceline.cli.fleet_commands import FleetCommands
+from paceline.cli.fleet_options import FleetOptions
+from paceline.cli.prepare import prepare
+from paceline.errors import Unavailable
+from paceline.session.embedded import EmbeddedRedis
+
+_KILL_AFTER_DRAIN_S = 5.0
+"""Beyond the time for draining; then a process is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetAddresses:
+    """Where the parts listen."""
+
+    gateway: str
+    verifiers: tuple[str, ...]
+    drafters: tuple[str, ...]
+    redis: str
+
+
+class FleetObserver(Protocol):
+    """Is told what happens, for a display."""
+
+    def changed(self, part: str, state: str, detail: str = "") -> None:
+        """A part is in another state: "starting", "ready", "stopping", "ended" or what is being prepared."""
+
+
+class Silent:
+    """An observer that shows nothing."""
+
+    def changed(self, part: str, state: str, detail: str = "") -> None:
+        """Ignores it."""
+
+
+class Fleet:
+    """A running fleet. Use as an async context manager, or call `start` and then `stop` in any case."""
+
+    def __init__(self, options: FleetOptions, observer: FleetObserver | None = None) -> None:
+        options.check()
+        self._options = options
+        self._observer = observer or Silent()
+        self._run_dir = tempfile.TemporaryDirectory(prefix="paceline-up-")
+        self._redis: EmbeddedRedis | None = None
+        self._replicas: list[Child] = []
+        self._gateway: Child | None = None
+        self.addresses = FleetAddresses("", (), (), options.redis_url)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def children(self) -> tuple[Child, ...]:
+        """All service processes that were started."""
+        return (*self._replicas, *([self._gateway] if self._gateway else []))
+
+    async def start(self) -> None:
+        """Starts everything and returns when the gateway is ready.
+
+        Raises:
+            PacelineError: something could not be made ready; what runs by then is left to `stop`.
+        """
+        options = self._options
+        self._observer.changed("models", "preparing")
+        prepared = await prepare(
+            options.model,
+            bits=options.copy_bits,
+            draft_model="" if options.copy_bits or not options.needs_draft_model else options.drafter_model,
+            progress=lambda line: self._observer.changed("models", "preparing", line),
+        )
+        self._observer.changed("models", "ready", options.model)
+        options.log_dir.mkdir(parents=True, exist_ok=True)
+        redis_url = await self._start_redis()
+        plan = FleetCommands(options, prepared, Path(self._run_dir.name))
+        verifiers = [Child(spec) for spec in plan.verifiers()]
+        drafters = [Child(spec) for spec in plan.drafters()]
+        self._replicas = [*verifiers, *drafters]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for child in self._replicas:
+                    group.create_task(self._start_child(child))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        addresses = [child.address for child in verifiers], [child.address for child in drafters]
+        self._gateway = Child(plan.gateway(*addresses, redis_url))
+        await self._start_child(self._gateway)
+        self.addresses = FleetAddresses(self._gateway.address, tuple(addresses[0]), tuple(addresses[1]), redis_url)
+
+    async def _start_redis(self) -> str:
+        """Starts the embedded Redis, or checks the one that is named, and returns its URL."""
+        if self._options.redis_url:
+            await ping_redis(self._options.redis_url)
+            return self._options.redis_url
+        self._observer.changed("redis", "starting")
+        self._redis = EmbeddedRedis()
+        # Blocks for some 50 ms: it must be started by the main thread, whose end it does not outlive.
+        self._redis.start()
+        self._observer.changed("redis", "ready", self._redis.url)
+        return self._redis.url
+
+    async def _start_child(self, child: Child) -> None:
+        self._observer.changed(child.name, "starting")
+        await child.start()
+        address = await child.wait_ready(self._options.ready_timeout_s)
+        self._observer.changed(child.name, "ready", address)
+
+    async def watch(self) -> None:
+        """Waits until the fleet can no longer serve; a lost replica of several, or a drafter, is only told.
+
+        Raises:
+            Unavailable: the gateway or the last verifier has ended.
+        """
+        waiting = {asyncio.create_task(child.wait_ended()): child for child in self.children}
+        verifiers_left = self._options.verifiers
+        try:
+            while waiting:
+                ended, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for child in [waiting.pop(task) for task in ended]:
+                    self._observer.changed(child.name, "ended", child.ended_message("while the fleet was running"))
+                    verifiers_left -= child.name.startswith("verifier")
+                    if child is self._gateway or not verifiers_left:
+                        raise Unavailable(child.ended_message("and the fleet cannot go on without it"))
+        finally:
+            for task in waiting:
+                task.cancel()
+
+    def hurry(self) -> None:
+        """For a stop that takes too long: tells the services not to wait for running generations."""
+        for child in self.children:
+            child.terminate()
+
+    async def stop(self) -> None:
+        """Stops everything, the gateway first, so that no generation is cut by a missing replica. Repeatable."""
+        grace_s = self._options.drain_timeout_s + _KILL_AFTER_DRAIN_S
+        if self._gateway is not None:
+            self._observer.changed(self._gateway.name, "stopping")
+            await self._gateway.stop(grace_s)
+        await asyncio.gather(*(child.stop(grace_s) for child in self._replicas))
+        if self._redis is not None:
+            self._redis.stop()
+        self._run_dir.cleanup()

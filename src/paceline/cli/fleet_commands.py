@@ -1,0 +1,115 @@
+"""The command line of each process of a fleet.
+
+Knows the services only by their flags; `tests/unit/cli/test_fleet_commands.py` feeds these command lines to the
+services' own settings classes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from paceline.cli.child import ChildSpec
+from paceline.cli.cores import available_cores, is_cpu, plan_cores
+from paceline.cli.fleet_options import FleetOptions
+from paceline.cli.prepare import Prepared
+from paceline.cli.serve import ServiceName, service_command
+from paceline.model_source import default_name
+
+_PASSIVE_THREADS = {"OMP_WAIT_POLICY": "passive"}
+"""OpenMP threads that spin while they wait steal the time of the other service on the same cores."""
+
+
+class FleetCommands:
+    """Command lines for one start of a fleet.
+
+    Args:
+        options: what the fleet consists of.
+        prepared: local folders of the models.
+        run_dir: for the ready files of this start.
+    """
+
+    def __init__(self, options: FleetOptions, prepared: Prepared, run_dir: Path) -> None:
+        self._options = options
+        self._prepared = prepared
+        self._run_dir = run_dir
+        self._model_name = default_name(options.model)
+        self._cores = plan_cores(
+            available_cores(),
+            verifiers=options.verifiers if is_cpu(options.verifier_device) else 0,
+            drafters=options.drafters if is_cpu(options.drafter_device) and options.needs_draft_model else 0,
+        )
+
+    def verifiers(self) -> list[ChildSpec]:
+        """One for each verifier."""
+        options = self._options
+        flags = {
+            "model": self._prepared.target_dir,
+            "model-name": self._model_name,
+            "device": options.verifier_device,
+            "dtype": options.dtype,
+        }
+        return [
+            self._spec(ServiceName.VERIFIER, index, flags | _cores_flags(_share(self._cores.verifiers, index)))
+            for index in range(options.verifiers)
+        ]
+
+    def drafters(self) -> list[ChildSpec]:
+        """One for each drafter."""
+        options = self._options
+        flags = {
+            "method": ",".join(options.methods),
+            "model-name": self._model_name,
+            "device": "cpu" if options.copy_bits else options.drafter_device,
+        }
+        if options.needs_draft_model:
+            flags["model"] = self._prepared.drafter_dir
+            flags["dtype"] = options.dtype
+        return [
+            self._spec(ServiceName.DRAFTER, index, flags | _cores_flags(_share(self._cores.drafters, index)))
+            for index in range(options.drafters)
+        ]
+
+    def gateway(self, verifiers: Sequence[str], drafters: Sequence[str], redis_url: str) -> ChildSpec:
+        """The gateway, once the others' addresses are known."""
+        flags = {
+            "model": self._prepared.target_dir,
+            "model-name": self._model_name,
+            "verifiers": ",".join(verifiers),
+            "drafters": ",".join(drafters),
+            "redis-url": redis_url,
+            "num-speculative-tokens": str(self._options.num_speculative_tokens),
+            "port": str(self._options.port),
+        }
+        return self._spec(ServiceName.GATEWAY, None, flags)
+
+    def _spec(self, service: ServiceName, index: int | None, flags: Mapping[str, str]) -> ChildSpec:
+        name = service.value if index is None else f"{service.value} {index}"
+        file_name = name.replace(" ", "-")
+        ready_file = self._run_dir / f"{file_name}.ready.json"
+        common = {
+            "ready-file": str(ready_file),
+            "parent-pid": str(os.getpid()),
+            "drain-timeout-s": str(self._options.drain_timeout_s),
+        }
+        arguments = [f"--{flag}={value}" for flag, value in {**flags, **common}.items()]
+        return ChildSpec(
+            name=name,
+            command=service_command(service, arguments),
+            ready_file=ready_file,
+            log_file=self._options.log_dir / f"{file_name}.log",
+            environment={} if service is ServiceName.GATEWAY else _PASSIVE_THREADS,
+        )
+
+
+def _share(shares: Sequence[tuple[int, ...]], index: int) -> tuple[int, ...]:
+    """Cores of one replica; none where the replicas of this kind are not on the CPU."""
+    return shares[index] if index < len(shares) else ()
+
+
+def _cores_flags(cores: tuple[int, ...]) -> dict[str, str]:
+    """One thread for each core, or a single one that goes wherever there is room."""
+    if not cores:
+        return {"num-threads": "1"}
+    return {"num-threads": str(len(cores)), "cpu-affinity": ",".join(map(str, cores))}

@@ -1,0 +1,106 @@
+"""Makes the models of a fleet ready on disk, in a process of its own that can be stopped at any time.
+
+    python -m paceline.cli.prepare MODEL [BITS] [DRAFT_MODEL]
+
+prints one JSON object per line: progress, and at last the result or the failure. Fetching and converting block and
+start processes themselves; a launcher that is told to stop ends the whole process group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from paceline.errors import Failure, ModelError, PacelineError, from_failure
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Local folders of the models.
+
+    Attributes:
+        target_dir: the target.
+        drafter_dir: the draft model; empty when none is loaded.
+    """
+
+    target_dir: str
+    drafter_dir: str
+
+
+async def prepare(target: str, *, bits: str, draft_model: str, progress: Callable[[str], None]) -> Prepared:
+    """Fetches, converts and quantises what is not in the cache yet.
+
+    Args:
+        target: reference of the target.
+        bits: "int8" or "int4" for a quantised copy of the target; empty for none.
+        draft_model: reference of another draft model; empty for none.
+        progress: told each step that takes long.
+
+    Raises:
+        PacelineError: whatever `paceline.model_source.resolve` or `paceline.quantize.quantize` raise.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "paceline.cli.prepare", target, bits, draft_model),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        result: Prepared | None = None
+        lines = process.stdout or asyncio.StreamReader()
+        async for raw in lines:
+            line = json.loads(raw)
+            if "progress" in line:
+                progress(line["progress"])
+            elif "failure" in line:
+                raise from_failure(Failure(**line["failure"]))
+            else:
+                result = Prepared(**line["result"])
+        if result is None:
+            raise ModelError(f"preparing {target} ended with exit status {await process.wait()} and no message")
+        return result
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+def _tell(kind: str, value: object) -> None:
+    sys.stdout.write(json.dumps({kind: value}) + "\n")
+    sys.stdout.flush()
+
+
+def _main(target: str, bits: str = "", draft_model: str = "") -> int:
+    from paceline.model_source import resolve
+    from paceline.quantize import Bits, quantize
+
+    def progress(line: str) -> None:
+        _tell("progress", line)
+
+    try:
+        target_dir = str(resolve(target, progress=progress))
+        drafter_dir = ""
+        if bits:
+            drafter_dir = str(quantize(target, bits=Bits(bits), progress=progress))
+        elif draft_model:
+            # A folder may also hold a model for another runner; the drafter says what is wrong with it.
+            folder = Path(draft_model).expanduser()
+            drafter_dir = str(folder if folder.is_dir() else resolve(draft_model, progress=progress))
+        _tell("result", asdict(Prepared(target_dir, drafter_dir)))
+    except PacelineError as error:
+        _tell("failure", asdict(error.to_failure()))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))

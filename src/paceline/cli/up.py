@@ -1,0 +1,138 @@
+"""`paceline up`: a fleet on this machine until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from paceline.cli.console import EXIT_INTERRUPTED, err, exit_code, out, print_error, to_json
+from paceline.cli.fleet import Fleet, FleetAddresses
+from paceline.cli.fleet_options import FleetOptions
+from paceline.errors import PacelineError
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What `--json` prints when the fleet is ready."""
+
+    model: str
+    addresses: FleetAddresses
+    pids: dict[str, int]
+    log_dir: str
+
+
+class Display:
+    """The parts of a fleet and their states: a live table in a terminal, lines elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = err()
+        self._states: dict[str, tuple[str, str]] = {}
+        self._spinners: dict[str, Spinner] = {}
+        self._live = Live(get_renderable=self._table, console=self._console, transient=True, refresh_per_second=8)
+
+    def __enter__(self) -> Display:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Removes the live table."""
+        self._live.stop()
+
+    def changed(self, part: str, state: str, detail: str = "") -> None:
+        """Shows a part's new state."""
+        self._states[part] = (state, detail)
+        if not self._console.is_terminal:
+            self._console.print(f"{part}: {state} {detail}".rstrip(), markup=False)
+
+    def _table(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        for part, (state, detail) in self._states.items():
+            if state == "ready":
+                mark: Text | Spinner = Text("✓", "green")
+            else:
+                mark = self._spinners.setdefault(part, Spinner("dots"))
+            table.add_row(mark, part, Text(state), Text(detail, "dim"))
+        return table
+
+
+def run_up(options: FleetOptions, *, json_output: bool) -> int:
+    """Runs a fleet until Ctrl-C or SIGTERM, or until a part ends that it cannot do without.
+
+    Returns:
+        The exit code: 0 after a stop that was asked for, 130 when the start was interrupted, else that of the error.
+    """
+    options.check()
+    return asyncio.run(_run_up(options, json_output))
+
+
+async def _run_up(options: FleetOptions, json_output: bool) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    display = Display()
+    fleet = Fleet(options, display)
+
+    def on_signal() -> None:
+        if stop.is_set():
+            fleet.hurry()
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        with display:
+            if not await _unless(stop, fleet.start()):
+                return EXIT_INTERRUPTED
+        _print_started(options, fleet, json_output)
+        await _unless(stop, fleet.watch())
+        return 0
+    except PacelineError as error:
+        print_error(error)
+        return exit_code(error)
+    finally:
+        await fleet.stop()
+        err().print("everything is stopped")
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether the work ended by itself; False when the stop came first and the work was cancelled."""
+    working = asyncio.create_task(work)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+            return True
+        return False
+    finally:
+        for task in (working, stopping):
+            task.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
+
+
+def _print_started(options: FleetOptions, fleet: Fleet, json_output: bool) -> None:
+    pids = {child.name: child.pid for child in fleet.children}
+    if json_output:
+        started = Started(options.model, fleet.addresses, pids, str(options.log_dir.resolve()))
+        out().print(to_json(started), markup=False)
+        return
+    table = Table.grid(padding=(0, 2))
+    table.add_row("gateway", Text(fleet.addresses.gateway, "bold"))
+    for name, addresses in (("verifiers", fleet.addresses.verifiers), ("drafters", fleet.addresses.drafters)):
+        table.add_row(name, Text(", ".join(addresses) or "none: plain decoding"))
+    table.add_row("redis", Text(fleet.addresses.redis))
+    table.add_row("logs", Text(str(options.log_dir)))
+    out().print(table)
+    out().print(f'Try: paceline generate "Why is the sky blue?" --address {fleet.addresses.gateway}', markup=False)
+    out().print("Ctrl-C stops everything.")

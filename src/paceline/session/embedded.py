@@ -105,7 +105,7 @@ class EmbeddedRedis:
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Starts the server and returns when it answers a PING.
+        """Starts the server and returns when it answers.
 
         Raises:
             Unavailable: there is no server program, it ends, or it does not answer in time; says what it wrote.
@@ -117,19 +117,24 @@ class EmbeddedRedis:
             try:
                 self._start_on(program, _free_port() if self._wanted_port is None else self._wanted_port)
                 return
-            except Unavailable:
+            except BaseException as error:
                 self.stop()
                 # A free port may be taken by another process before the server binds it.
-                if self._wanted_port is not None or attempt == _PORT_ATTEMPTS:
+                last = self._wanted_port is not None or attempt == _PORT_ATTEMPTS
+                if last or not isinstance(error, Unavailable):
                     raise
 
-    def stop(self) -> None:
-        """Ends the server, by force if need be, and removes its folder. Does nothing when it is not running."""
+    def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Ends the server and removes its folder. Does nothing when it is not running.
+
+        Args:
+            timeout_s: seconds after which it is ended by force.
+        """
         process, self._process, self._port = self._process, None, None
         if process is not None:
             process.terminate()
             try:
-                process.wait(STOP_TIMEOUT_S)
+                process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -154,21 +159,27 @@ class EmbeddedRedis:
             *("--dir", self._folder.name, "--save", "", "--appendonly", "no", "--daemonize", "no"),
         ]
         with log_path.open("wb") as log:
-            # A session of its own: Ctrl-C in a terminal reaches the owner only, which stops the server last.
-            self._process = subprocess.Popen(  # noqa: S603  (our own words and a program that the operator installed)
-                _tethered(command),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self._folder.name,
-                start_new_session=True,
-            )
+            try:
+                # A session of its own: Ctrl-C in a terminal reaches the owner only, which stops the server last.
+                self._process = subprocess.Popen(  # noqa: S603  (a program that the operator installed)
+                    _tethered(command),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd=self._folder.name,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise Unavailable(f"{program} cannot be started: {error}", field="redis_url") from error
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not _answers(port):
+        while not _serves(port, self._folder.name):
             if self._process.poll() is not None:
-                raise Unavailable(f"{program} ended at start: {_tail(log_path)}", field="redis_url")
+                raise Unavailable(f"{program} on port {port} ended at start: {_tail(log_path)}", field="redis_url")
             if time.monotonic() > deadline:
-                raise Unavailable(f"{program} did not answer within {START_TIMEOUT_S:g} s: {_tail(log_path)}")
+                raise Unavailable(
+                    f"{program} on port {port} did not answer within {START_TIMEOUT_S:g} s: {_tail(log_path)}",
+                    field="redis_url",
+                )
             time.sleep(_POLL_S)
         self._port = port
 
@@ -187,11 +198,12 @@ def _free_port() -> int:
         return port
 
 
-def _answers(port: int) -> bool:
+def _serves(port: int, folder: str) -> bool:
+    """Whether the server of this folder answers; another one that has the port does not count."""
     try:
         with socket.create_connection((HOST, port), timeout=1.0) as connection:
-            connection.sendall(b"PING\r\n")
-            return connection.recv(64).startswith(b"+PONG")
+            connection.sendall(b"CONFIG GET dir\r\n")
+            return os.path.realpath(folder).encode() in connection.recv(4096)
     except OSError:
         return False
 

@@ -33,6 +33,11 @@ class MemoryStore:
         self._clock = clock
         self._entries: OrderedDict[str, _Entry] = OrderedDict()  # by expiry: every write moves its entry to the end
 
+    @property
+    def num_records(self) -> int:
+        """Records held, expired ones that were not noticed yet among them."""
+        return len(self._entries)
+
     async def create(self, record: SessionRecord) -> None:
         """See `SessionStore.create`."""
         if self._live(record.session) is not None:

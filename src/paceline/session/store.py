@@ -111,7 +111,11 @@ class SessionStore(Protocol):
         """Writes the whole record of a live owner: APPLIED, or FENCED when a newer epoch owns it."""
 
     async def append(self, append: Append) -> AppendOutcome:
-        """Appends tokens and sets positions, atomically, if epoch and length agree; extends the record's expiry."""
+        """Appends tokens and sets positions, atomically, if epoch and length agree; extends the record's expiry.
+
+        Tokens at the front of the call that the record holds already are not appended twice: after a silence of the
+        store its owner sends everything since the last acknowledgement.
+        """
 
     async def finish(self, session: str, epoch: int, state: SessionState, finish_reason: str) -> AppendOutcome:
         """Ends the generation; the record stays readable until it expires."""

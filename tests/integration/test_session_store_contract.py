@@ -1,0 +1,204 @@
+"""What every session store does; the same tests over memory and over real servers."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from paceline.errors import SessionBusy
+from paceline.session.store import AppendOutcome, Positions, SessionState, SessionStore
+from tests.integration.session_stores import PROMPT, RECORD, append, record, servers, store
+
+__all__ = ["servers", "store"]
+
+APPLIED, ALREADY_APPLIED = AppendOutcome.APPLIED, AppendOutcome.ALREADY_APPLIED
+FENCED, MISSING = AppendOutcome.FENCED, AppendOutcome.MISSING
+OTHER = Positions("verifier-2", 9)
+
+
+async def tokens_of(store: SessionStore, session: str = "chat.1") -> tuple[int, ...]:
+    found = await store.get(session)
+    assert found is not None
+    assert found.committed_len == len(found.tokens)
+    return found.tokens
+
+
+async def test_a_record_comes_back_as_it_was(store: SessionStore) -> None:
+    await store.ping()
+    assert await store.get("chat.1") is None
+    await store.create(RECORD)
+    assert await store.get("chat.1") == RECORD
+    assert await store.get("chat.2") is None
+
+
+@pytest.mark.parametrize("count", [0, 1, 5000])
+async def test_tokens_of_any_number_come_back(store: SessionStore, count: int) -> None:
+    tokens = tuple((index * 2_654_435_761) % 2**31 for index in range(count))
+    await store.create(record(tokens=tokens))
+    assert await tokens_of(store) == tokens
+    assert await store.append(append(*tokens, at=count)) is APPLIED
+    assert await tokens_of(store) == tokens + tokens
+
+
+@pytest.mark.parametrize("state", list(SessionState))
+async def test_a_name_is_taken_whatever_the_state(store: SessionStore, state: SessionState) -> None:
+    await store.create(record(state=state))
+    with pytest.raises(SessionBusy, match=r"'chat\.1' exists already") as caught:
+        await store.create(record(epoch=9, owner="gateway-2"))
+    assert caught.value.field == "session"
+    assert await store.get("chat.1") == record(state=state)
+
+
+async def test_appends_set_tokens_and_positions_together(store: SessionStore) -> None:
+    await store.create(RECORD)
+    assert await store.append(append(21, 22, at=3)) is APPLIED
+    assert await store.append(append(23, at=5, positions=OTHER)) is APPLIED
+    assert await store.get("chat.1") == record(tokens=(*PROMPT, 21, 22, 23), positions=OTHER)
+
+
+async def test_an_append_without_tokens_sets_positions(store: SessionStore) -> None:
+    await store.create(RECORD)
+    assert await store.append(append(at=3, positions=OTHER)) is APPLIED
+    assert await store.get("chat.1") == record(positions=OTHER)
+
+
+async def test_a_retried_append_is_applied_once(store: SessionStore) -> None:
+    await store.create(RECORD)
+    assert await store.append(append(21, 22, at=3)) is APPLIED
+    assert await store.append(append(21, 22, at=3)) is ALREADY_APPLIED
+    assert await tokens_of(store) == (*PROMPT, 21, 22)
+
+
+async def test_an_older_append_that_comes_late_changes_nothing(store: SessionStore) -> None:
+    await store.create(RECORD)
+    await store.append(append(21, 22, at=3))
+    await store.append(append(23, at=5, positions=OTHER))
+    assert await store.append(append(21, 22, at=3)) is ALREADY_APPLIED
+    assert await store.append(append(at=3)) is ALREADY_APPLIED
+    assert await store.get("chat.1") == record(tokens=(*PROMPT, 21, 22, 23), positions=OTHER)
+
+
+async def test_a_suffix_of_which_a_part_has_arrived_is_completed(store: SessionStore) -> None:
+    """After a silence of the store the owner sends everything since the last acknowledgement."""
+    await store.create(RECORD)
+    await store.append(append(21, 22, at=3))
+    assert await store.append(append(21, 22, 23, 24, at=3, positions=OTHER)) is APPLIED
+    assert await store.get("chat.1") == record(tokens=(*PROMPT, 21, 22, 23, 24), positions=OTHER)
+
+
+@pytest.mark.parametrize("tail", [(99,), (21, 99), (21, 99, 23), (99, 22, 23)])
+async def test_other_tokens_of_the_same_epoch_are_not_mixed_in(store: SessionStore, tail: tuple[int, ...]) -> None:
+    await store.create(RECORD)
+    await store.append(append(21, 22, at=3))
+    assert await store.append(append(*tail, at=3)) is MISSING
+    assert await tokens_of(store) == (*PROMPT, 21, 22)
+
+
+async def test_two_writers_the_newer_epoch_wins(store: SessionStore) -> None:
+    await store.create(RECORD)
+    await store.append(append(21, at=3))
+    assert await store.put(record(epoch=4, owner="gateway-2", tokens=(*PROMPT, 21))) is APPLIED
+    assert await store.append(append(22, at=4)) is FENCED
+    assert await store.append(append(21, at=3)) is FENCED
+    assert await store.put(record(tokens=(*PROMPT, 66))) is FENCED
+    assert await store.finish("chat.1", 3, SessionState.FAILED, "stopped") is FENCED
+    assert await store.append(append(31, at=4, epoch=4)) is APPLIED
+    found = await store.get("chat.1")
+    assert found == record(epoch=4, owner="gateway-2", tokens=(*PROMPT, 21, 31))
+
+
+async def test_epochs_of_sixty_three_bits_are_told_apart(store: SessionStore) -> None:
+    high = 2**63 - 2
+    await store.create(record(epoch=high))
+    assert await store.append(append(1, at=3, epoch=high - 1)) is FENCED
+    assert await store.append(append(1, at=3, epoch=high + 1)) is MISSING
+    assert await store.append(append(1, at=3, epoch=high)) is APPLIED
+    assert await store.put(record(epoch=9)) is FENCED
+
+
+async def test_a_lost_record_is_missing_until_its_owner_puts_it(store: SessionStore) -> None:
+    assert await store.append(append(21, at=3)) is MISSING
+    assert await store.finish("chat.1", 3, SessionState.FINISHED, "stop") is MISSING
+    whole = record(tokens=(*PROMPT, 21))
+    assert await store.put(whole) is APPLIED
+    assert await store.get("chat.1") == whole
+    assert await store.append(append(22, at=4)) is APPLIED
+
+
+async def test_a_shorter_record_is_missing_until_its_owner_puts_it(store: SessionStore) -> None:
+    await store.create(RECORD)
+    assert await store.append(append(22, at=4)) is MISSING
+    assert await tokens_of(store) == PROMPT
+    assert await store.put(record(tokens=(*PROMPT, 21, 22))) is APPLIED
+    assert await store.append(append(23, at=5)) is APPLIED
+    assert await tokens_of(store) == (*PROMPT, 21, 22, 23)
+
+
+async def test_an_older_record_than_the_owner_is_missing(store: SessionStore) -> None:
+    """For instance a server that came back with an old copy of its data."""
+    await store.create(RECORD)
+    assert await store.append(append(21, at=3, epoch=4)) is MISSING
+    assert await store.finish("chat.1", 4, SessionState.FINISHED, "stop") is MISSING
+    assert await store.get("chat.1") == RECORD
+
+
+async def test_put_replaces_everything(store: SessionStore) -> None:
+    await store.create(record(finish_reason="old"))
+    shorter = record(tokens=(1,), model="other", positions=Positions(), finish_reason="")
+    assert await store.put(shorter) is APPLIED
+    assert await store.get("chat.1") == shorter
+
+
+async def test_finish_keeps_the_record_readable(store: SessionStore) -> None:
+    await store.create(RECORD)
+    assert await store.finish("chat.1", 3, SessionState.FINISHED, "length") is APPLIED
+    assert await store.finish("chat.1", 3, SessionState.FINISHED, "length") is ALREADY_APPLIED
+    assert await store.get("chat.1") == record(state=SessionState.FINISHED, finish_reason="length")
+
+
+async def test_touch_of_known_and_unknown_sessions(store: SessionStore) -> None:
+    await store.create(RECORD)
+    await store.touch(["chat.1", "nobody"])
+    await store.touch([])
+    assert await store.get("chat.1") == RECORD
+    assert await store.get("nobody") is None
+
+
+async def test_many_sessions_at_once_do_not_mix(store: SessionStore) -> None:
+    names = [f"s{index}" for index in range(64)]
+    await asyncio.gather(*[store.create(record(session=name, tokens=(index,))) for index, name in enumerate(names)])
+
+    async def generate(index: int, name: str) -> None:
+        for step in range(10):
+            at = 1 + 2 * step
+            call = append(index, step, at=at, session=name)
+            assert await store.append(call) is APPLIED
+            if step % 3 == 0:
+                assert await store.append(call) is ALREADY_APPLIED
+        assert await store.finish(name, 3, SessionState.FINISHED, "stop") is APPLIED
+
+    await asyncio.gather(*[generate(index, name) for index, name in enumerate(names)])
+    for index, name in enumerate(names):
+        tokens = (index, *[token for step in range(10) for token in (index, step)])
+        assert await store.get(name) == record(
+            session=name, tokens=tokens, state=SessionState.FINISHED, finish_reason="stop"
+        )
+
+
+async def test_racing_owners_leave_one_truth(store: SessionStore) -> None:
+    """Whatever the order in which ten owners take over, the highest epoch owns the record in the end."""
+    await store.create(record(epoch=0))
+    epochs = [7, 3, 9, 1, 5, 10, 2, 8, 4, 6]
+
+    async def take_over(epoch: int) -> AppendOutcome:
+        outcome = await store.put(record(epoch=epoch, owner=f"gateway-{epoch}"))
+        if outcome is APPLIED:
+            outcome = await store.append(append(epoch, at=3, epoch=epoch))
+        return outcome
+
+    outcomes = dict(zip(epochs, await asyncio.gather(*[take_over(epoch) for epoch in epochs]), strict=True))
+    assert outcomes[10] is APPLIED
+    assert set(outcomes.values()) <= {APPLIED, FENCED}
+    assert await store.get("chat.1") == replace(record(epoch=10, owner="gateway-10"), tokens=(*PROMPT, 10))

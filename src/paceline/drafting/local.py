@@ -1,0 +1,45 @@
+"""A drafting method as a plain function of the tokens so far: for `paceline.engine.local`, benchmarks and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+from paceline.drafting.method import DraftJob, DraftMethod
+from paceline.messages import SamplingParams
+from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
+
+_session_numbers = count()
+
+
+class LocalDrafter:
+    """Drafts for one generation in this process; a `Propose` of `paceline.engine.local`.
+
+    Args:
+        method: may serve other generations too, from the same thread.
+        sampling: the generation's parameters.
+        generation_start: index of its first generated token.
+
+    Attributes:
+        last: the newest draft, with its confidences and the method that made it; None before the first.
+    """
+
+    def __init__(self, method: DraftMethod, sampling: SamplingParams, generation_start: int = 0) -> None:
+        self._method = method
+        self._sampling = sampling
+        self._generation_start = generation_start
+        self.session = f"local-draft-{next(_session_numbers)}"
+        self.last: DraftJob | None = None
+        method.open(self.session)
+
+    def __call__(self, context: Sequence[int], max_depth: int) -> DraftTree:
+        """The whole draft after a context, as a chain of at most `max_depth` tokens."""
+        job = DraftJob(self.session, tuple(context), max_depth, self._sampling, self._generation_start)
+        while not job.done:
+            self._method.advance([job])
+        self.last = job
+        return DraftTree.chain(job.tokens) if job.tokens else EMPTY_BLOCK
+
+    def close(self) -> None:
+        """Frees what the session holds."""
+        self._method.close(self.session)

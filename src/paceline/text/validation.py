@@ -212,6 +212,10 @@ def validate_sampling(sampling: SamplingParams, *, vocab_size: int, limits: Requ
     _check_range("frequency_penalty", sampling.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
     if not 0 <= sampling.top_k <= _INT32_MAX:
         raise InvalidArgument(f"top_k is {sampling.top_k}; it must be at least 0, and 0 keeps all", field="top_k")
+    if not 0 <= sampling.min_tokens <= _INT32_MAX:
+        raise InvalidArgument(
+            f"min_tokens is {sampling.min_tokens}; it must be in [0, {_INT32_MAX}]", field="min_tokens"
+        )
     if sampling.top_logprobs is not None and not 0 <= sampling.top_logprobs <= MAX_TOP_LOGPROBS:
         raise InvalidArgument(
             f"top_logprobs is {sampling.top_logprobs}; it must be in [0, {MAX_TOP_LOGPROBS}]", field="top_logprobs"
@@ -237,8 +241,6 @@ def _check_lengths(request: GenerationRequest) -> None:
     min_tokens, max_tokens = request.sampling.min_tokens, request.max_tokens
     if max_tokens is not None and not 1 <= max_tokens <= _INT32_MAX:
         raise InvalidArgument(f"max_tokens is {max_tokens}; it must be in [1, {_INT32_MAX}]", field="max_tokens")
-    if not 0 <= min_tokens <= _INT32_MAX:
-        raise InvalidArgument(f"min_tokens is {min_tokens}; it must be in [0, {_INT32_MAX}]", field="min_tokens")
     if max_tokens is not None and min_tokens > max_tokens:
         raise InvalidArgument(
             f"min_tokens is {min_tokens}; it must not exceed max_tokens, which is {max_tokens}", field="min_tokens"

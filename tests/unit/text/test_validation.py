@@ -23,7 +23,7 @@ from paceline.text.request import (
     TokenPrompt,
 )
 from paceline.text.tokenizer import Tokenizer
-from paceline.text.validation import RequestLimits, prepare, validate
+from paceline.text.validation import RequestLimits, prepare, validate, validate_sampling
 from tests.fakes.tiny_tokenizer import write_byte_level
 
 VOCAB_SIZE = 300
@@ -132,6 +132,15 @@ def test_ranges(field: str, good: tuple[float, ...], bad: tuple[float, ...]) -> 
         with pytest.raises(InvalidArgument, match=f"^{field} is .*; it must be in ") as caught:
             validate(sampling(**{field: value}), vocab_size=VOCAB_SIZE)
         assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "changes", [{"top_p": 0.0}, {"min_tokens": -1}, {"stop_token_ids": (300,)}, {"logit_bias": {-1: 0}}]
+)
+def test_a_replicas_door_refuses_the_same_sampling(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        validate_sampling(SamplingParams(**changes), vocab_size=VOCAB_SIZE)
+    assert caught.value.field == next(iter(changes))
 
 
 def test_what_is_at_the_limits_passes() -> None:

@@ -273,7 +273,9 @@ class PagedAttention:
                 value_dim=value.shape[3],
                 window=window if isinstance(window, int) else None,
                 other_arguments=tuple(
-                    name for name, argument in arguments.items() if name not in known and argument is not None
+                    name
+                    for name, argument in arguments.items()
+                    if name not in known and argument is not None and argument is not False
                 ),
             )
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])

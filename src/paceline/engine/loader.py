@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from paceline.errors import ConfigurationError, ModelError
 
-_RECURRENT_LAYERS = ("mamba", "linear_attention", "recurrent", "conv", "ssm", "rwkv")
+_RECURRENT_LAYERS = ("mamba", "hybrid", "linear_attention", "recurrent", "conv", "ssm", "rwkv")
 
 
 class ModelDtype(Enum):

@@ -117,6 +117,8 @@ def resolve(reference: str, *, weights: bool = True, progress: Progress = _silen
         ConfigurationError: this installation lacks what the fetch or the conversion needs.
     """
     path = Path(reference).expanduser()
+    if not reference.strip():
+        raise NotFound("the model's name is empty: give a folder, a .gguf file, a hub id or a name", field="model")
     if reference in BUILT_IN:
         folder = _built_in(reference, BUILT_IN[reference], progress)
     elif path.is_dir():

@@ -110,6 +110,15 @@ async def test_a_restarted_server_is_used_again_and_gets_the_record_back(
     assert await redis_store.get("chat.1") == record(tokens=(*RECORD.tokens, 21, 22, 23))
 
 
+async def test_the_first_call_after_a_restart_may_be_one_that_is_never_repeated(
+    redis_store: RedisStore, server: Server
+) -> None:
+    await redis_store.create(RECORD)
+    server.restart()
+    await redis_store.create(RECORD)
+    assert await redis_store.get("chat.1") == RECORD
+
+
 async def test_while_the_server_is_down_calls_fail_clearly_and_afterwards_work(
     redis_store: RedisStore, server: Server
 ) -> None:

@@ -59,4 +59,4 @@ class DrafterService(ReplicaService[DrafterCommand, DrafterEvent]):
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the servicer."""
-        drafter_pb2_grpc.add_DrafterServicer_to_server(DrafterServicer(self._door), server)
+        drafter_pb2_grpc.add_DrafterServicer_to_server(DrafterServicer(self.door), server)

@@ -59,4 +59,4 @@ class VerifierService(ReplicaService[VerifierCommand, VerifierEvent]):
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the servicer."""
-        verifier_pb2_grpc.add_VerifierServicer_to_server(VerifierServicer(self._door), server)
+        verifier_pb2_grpc.add_VerifierServicer_to_server(VerifierServicer(self.door), server)

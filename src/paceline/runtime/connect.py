@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc.aio
+from google.protobuf.message import DecodeError
 
-from paceline.errors import CapacityExceeded, PacelineError
+from paceline.errors import CapacityExceeded, InvalidArgument, PacelineError
 from paceline.messages import Failed, Hello
 from paceline.wire import CommandRef
 
@@ -188,6 +189,7 @@ class ConnectServer(Generic[CommandT, EventT]):
 
         Raises:
             CapacityExceeded: the peer does not read its answers.
+            InvalidArgument: the peer sends something else than frames.
         """
         stream: _Stream[EventT] = _Stream(context.peer(), self._codec.event_to_pb, self._limits)
         self._streams.add(stream)
@@ -210,15 +212,21 @@ class ConnectServer(Generic[CommandT, EventT]):
             logger.info("stream ended", extra={"stream": stream.name})
 
     async def _read(self, stream: _Stream[EventT], requests: AsyncIterator[Any]) -> None:
-        async for frame in requests:
-            for message in frame.commands:
-                try:
-                    self._sink.submit(stream, self._codec.command_from_pb(message), message.ByteSize())
-                except PacelineError as error:
-                    ref = self._codec.command_ref(message)
-                    stream.send(Failed(ref.session, ref.epoch, ref.command_id, error.to_failure()))
+        try:
+            async for frame in requests:
+                for message in frame.commands:
+                    self._hand_over(stream, message)
+        except DecodeError as error:
+            raise InvalidArgument(f"a frame is not the protobuf message of this rpc: {error}", field="frame") from error
         stream.half_closed = True
         self._sink.stream_ended(stream)
+
+    def _hand_over(self, stream: _Stream[EventT], message: Any) -> None:
+        try:
+            self._sink.submit(stream, self._codec.command_from_pb(message), message.ByteSize())
+        except PacelineError as error:
+            ref = self._codec.command_ref(message)
+            stream.send(Failed(ref.session, ref.epoch, ref.command_id, error.to_failure()))
 
     async def _write(self, stream: _Stream[EventT], context: grpc.aio.ServicerContext[Any, Any]) -> None:
         while (events := await stream.next_frame()) is not None:

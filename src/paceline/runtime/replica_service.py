@@ -85,12 +85,12 @@ class ReplicaService(ABC, Generic[CommandT, EventT]):
     """The `Service` of a replica; a subclass registers its servicer.
 
     Args:
-        door: what the servicer translates for.
+        door: what the servicer translates for; public.
         load: loads the model and proves that it works; runs in a thread of its own and may take minutes.
     """
 
     def __init__(self, door: ReplicaDoor[CommandT, EventT], load: Callable[[], Replica[CommandT, EventT]]) -> None:
-        self._door = door
+        self.door = door
         self._load = load
         self._replica: Replica[CommandT, EventT] | None = None
 
@@ -113,7 +113,7 @@ class ReplicaService(ABC, Generic[CommandT, EventT]):
         self._replica = replica
         supervisor.spawn(replica.actor.name, replica.actor.run, on_error=OnError.FAIL)
         supervisor.spawn("health watch", lambda: self._watch(replica, set_healthy), on_error=OnError.FAIL)
-        self._door.open(replica)
+        self.door.open(replica)
         logger.info("loaded", extra={"model": replica.info.model, "boot_id": replica.info.boot_id})
 
     async def _watch(self, replica: Replica[CommandT, EventT], set_healthy: Callable[[bool], None]) -> None:
@@ -136,4 +136,4 @@ class ReplicaService(ABC, Generic[CommandT, EventT]):
         """Answers every waiter, frees everything and ends the streams."""
         if self._replica is not None:
             await self._replica.actor.stop()
-        self._door.finish_streams()
+        self.door.finish_streams()

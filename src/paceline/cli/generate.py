@@ -44,10 +44,20 @@ def prompt_of(text: str, *, chat: bool, system: str) -> Prompt:
     return ChatPrompt((*first, ChatMessage("user", text)))
 
 
-async def stream(client: AsyncClient, request: GenerationRequest, *, colour: bool) -> Completion:
-    """Prints tokens as they come, then the line with the evidence."""
+async def stream(client: AsyncClient, request: GenerationRequest, *, colour: bool, explain: bool = True) -> Completion:
+    """Prints tokens as they come, then the line with the evidence.
+
+    Args:
+        client: a connection to a gateway.
+        request: what to generate.
+        colour: show where each token came from, in a terminal.
+        explain: say what the colours mean.
+
+    Raises:
+        PacelineError: what the gateway says.
+    """
     console, notes = out(), err()
-    if console.is_terminal and colour:
+    if console.is_terminal and colour and explain:
         notes.print(legend())
 
     def on_start(started: Started) -> None:

@@ -8,12 +8,11 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from rich.live import Live
-from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.console import EXIT_INTERRUPTED, err, exit_code, out, print_error, to_json
+from paceline.cli.display import Display
 from paceline.cli.fleet import Fleet, FleetAddresses
 from paceline.cli.fleet_options import FleetOptions
 from paceline.errors import PacelineError
@@ -27,44 +26,6 @@ class Started:
     addresses: FleetAddresses
     pids: dict[str, int]
     log_dir: str
-
-
-class Display:
-    """The parts of a fleet and their states: a live table in a terminal, lines elsewhere."""
-
-    def __init__(self) -> None:
-        self._console = err()
-        self._states: dict[str, tuple[str, str]] = {}
-        self._spinners: dict[str, Spinner] = {}
-        self._live = Live(get_renderable=self._table, console=self._console, transient=True, refresh_per_second=8)
-
-    def __enter__(self) -> Display:
-        if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Removes the live table."""
-        self._live.stop()
-
-    def changed(self, part: str, state: str, detail: str = "") -> None:
-        """Shows a part's new state."""
-        self._states[part] = (state, detail)
-        if not self._console.is_terminal:
-            self._console.print(f"{part}: {state} {detail}".rstrip(), markup=False)
-
-    def _table(self) -> Table:
-        table = Table.grid(padding=(0, 2))
-        for part, (state, detail) in self._states.items():
-            if state == "ready":
-                mark: Text | Spinner = Text("✓", "green")
-            else:
-                mark = self._spinners.setdefault(part, Spinner("dots"))
-            table.add_row(mark, part, Text(state), Text(detail, "dim"))
-        return table
 
 
 def run_up(options: FleetOptions, *, json_output: bool) -> int:

@@ -1,0 +1,303 @@
+"""`make bench`: speculative against plain decoding through the same services, and against transformers.generate.
+
+    python -m bench.run            # all of it; some minutes; writes bench/results/speculation.json
+    python -m bench.run --quick    # one block size, short texts; writes nothing
+
+All ways take turns on the same prompts in one run, so that a busy machine disturbs them alike; still, measure on a
+quiet one. Every ratio is the median over the prompts, each of which is the median over the repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.compare import (
+    PLAIN,
+    Configuration,
+    Equality,
+    PromptFigures,
+    WhereTimeGoes,
+    equality,
+    prompt_figures,
+    request_for,
+    where_time_goes,
+)
+from bench.prompts import DEMO_PROMPTS, PROMPTS, Prompt
+from bench.report import write_report
+from bench.run_tables import prompt_table, ratio_table, time_table
+from bench.transformers_baseline import BaselineRun, run_baseline
+from paceline.cli.console import exit_code, out, print_error
+from paceline.cli.cores import available_cores, plan_cores
+from paceline.cli.display import Display
+from paceline.cli.fleet import Fleet
+from paceline.cli.fleet_options import DEFAULT_MODEL, FleetOptions
+from paceline.cli.request import Completion, complete
+from paceline.client import AsyncClient
+from paceline.errors import PacelineError
+from paceline.model_source import resolve
+
+_BUSY_LOAD = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured.
+
+    Attributes:
+        options: the fleet; its method is replaced by each of `methods`.
+        methods: drafting methods, each with a fleet of its own.
+        block_sizes: draft tokens per block.
+        prompts: what is generated from.
+        repeats: how often each prompt is generated in each way.
+        max_tokens: instead of each prompt's own length.
+    """
+
+    options: FleetOptions
+    methods: tuple[str, ...]
+    block_sizes: tuple[int, ...]
+    prompts: tuple[Prompt, ...]
+    repeats: int
+    max_tokens: int | None
+
+    @property
+    def configurations(self) -> list[Configuration]:
+        """The speculative ways to generate with one fleet."""
+        return [Configuration(f"K={size}", size) for size in self.block_sizes]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One method with one block size.
+
+    Attributes:
+        method: drafting methods.
+        num_speculative_tokens: block size.
+        ratio: to plain decoding through the same services.
+        ratio_to_transformers: to transformers.generate in the same run; None when it was not measured.
+        tokens_per_pass: mean over the prompts.
+        acceptance: mean over the prompts.
+        tokens_per_second: median over the prompts.
+        where_time_goes: of the speculative runs.
+        prompts: each prompt's own figures.
+    """
+
+    method: str
+    num_speculative_tokens: int
+    ratio: float
+    ratio_to_transformers: float | None
+    tokens_per_pass: float
+    acceptance: float
+    tokens_per_second: float
+    where_time_goes: WhereTimeGoes
+    prompts: tuple[PromptFigures, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What is written.
+
+    Attributes:
+        rows: one per method and block size.
+        plain_tokens_per_second: median over the prompts, of all fleets.
+        plain_where_time_goes: of the plain runs.
+        transformers_tokens_per_second: median over the prompts; None when it was not measured.
+        plain_equals_transformers: prompts whose plain tokens equal those of transformers.generate.
+        num_prompts: prompts.
+        repeats: repeats of each.
+    """
+
+    rows: tuple[Row, ...]
+    plain_tokens_per_second: float
+    plain_where_time_goes: WhereTimeGoes
+    transformers_tokens_per_second: float | None
+    plain_equals_transformers: int
+    num_prompts: int
+    repeats: int
+
+
+Runs = dict[tuple[str, int], list[Completion]]
+"""Completions by prompt name and block size; entry i of each list is repeat i."""
+
+
+async def measure_fleet(
+    console: Console, plan: Plan, method: str
+) -> tuple[Runs, dict[tuple[str, int], list[Equality]]]:
+    """Starts a fleet with the method and lets all ways take turns on it."""
+    runs: Runs = {}
+    equalities: dict[tuple[str, int], list[Equality]] = {}
+    display = Display()
+    fleet = Fleet(replace(plan.options, method=method, num_speculative_tokens=plan.block_sizes[0]), display)
+    try:
+        with display:
+            await fleet.start()
+        async with AsyncClient(fleet.addresses.gateway) as client:
+            for configuration in (PLAIN, *plan.configurations):
+                await complete(client, request_for(plan.prompts[0], configuration, 16))
+            for repeat in range(plan.repeats):
+                for prompt in plan.prompts:
+                    console.print(f"{method}: repeat {repeat + 1} of {plan.repeats}, {prompt.name}", style="dim")
+                    await _take_turns(client, plan, prompt, repeat, runs, equalities)
+    finally:
+        await fleet.stop()
+    return runs, equalities
+
+
+async def _take_turns(
+    client: AsyncClient,
+    plan: Plan,
+    prompt: Prompt,
+    repeat: int,
+    runs: Runs,
+    equalities: dict[tuple[str, int], list[Equality]],
+) -> None:
+    """Generates from one prompt in all ways; each repeat begins with another one."""
+    ways = [PLAIN, *plan.configurations]
+    first = repeat % len(ways)
+    for way in ways[first:] + ways[:first]:
+        completion = await complete(client, request_for(prompt, way, plan.max_tokens))
+        runs.setdefault((prompt.name, way.num_speculative_tokens), []).append(completion)
+    plain = runs[prompt.name, 0][repeat]
+    for way in plan.configurations:
+        key = (prompt.name, way.num_speculative_tokens)
+        verdict = await equality(client, prompt, plain, runs[key][repeat], plan.max_tokens)
+        equalities.setdefault(key, []).append(verdict)
+
+
+def make_row(
+    plan: Plan,
+    method: str,
+    size: int,
+    runs: Runs,
+    equalities: dict[tuple[str, int], list[Equality]],
+    baseline: dict[str, float],
+) -> Row:
+    """Figures of one method with one block size."""
+    figures = [
+        prompt_figures(prompt.name, runs[prompt.name, 0], runs[prompt.name, size], equalities[prompt.name, size])
+        for prompt in plan.prompts
+    ]
+    to_transformers = [
+        figure.tokens_per_second / baseline[figure.prompt] for figure in figures if figure.prompt in baseline
+    ]
+    return Row(
+        method=method,
+        num_speculative_tokens=size,
+        ratio=statistics.median([figure.ratio for figure in figures]),
+        ratio_to_transformers=statistics.median(to_transformers) if to_transformers else None,
+        tokens_per_pass=statistics.mean([figure.tokens_per_pass for figure in figures]),
+        acceptance=statistics.mean([figure.acceptance for figure in figures]),
+        tokens_per_second=statistics.median([figure.tokens_per_second for figure in figures]),
+        where_time_goes=where_time_goes([run for prompt in plan.prompts for run in runs[prompt.name, size]]),
+        prompts=tuple(figures),
+    )
+
+
+async def measure(console: Console, plan: Plan, *, with_transformers: bool) -> Results:
+    """Runs everything: transformers.generate before and after, and the fleets one after the other between."""
+    baseline_runs: list[BaselineRun] = []
+
+    async def baseline() -> None:
+        if with_transformers:
+            console.print("transformers.generate", style="dim")
+            model_dir = str(resolve(plan.options.model))
+            core = verifier_core()
+            baseline_runs.extend(await run_baseline(model_dir, plan.prompts, core=core, max_tokens=plan.max_tokens))
+
+    await baseline()
+    measured = {method: await measure_fleet(console, plan, method) for method in plan.methods}
+    await baseline()
+    speeds = _baseline_speeds(baseline_runs)
+    plain = [run for runs, _ in measured.values() for (_, size), listed in runs.items() if size == 0 for run in listed]
+    first_plain = {prompt.name: measured[plan.methods[0]][0][prompt.name, 0][0].token_ids for prompt in plan.prompts}
+    return Results(
+        rows=tuple(
+            [
+                make_row(plan, method, size, runs, equalities, speeds)
+                for method, (runs, equalities) in measured.items()
+                for size in plan.block_sizes
+            ]
+        ),
+        plain_tokens_per_second=statistics.median([run.tokens_per_second for run in plain]),
+        plain_where_time_goes=where_time_goes(plain),
+        transformers_tokens_per_second=statistics.median(speeds.values()) if speeds else None,
+        plain_equals_transformers=len(
+            {run.prompt for run in baseline_runs if run.token_ids == first_plain[run.prompt]}
+        ),
+        num_prompts=len(plan.prompts),
+        repeats=plan.repeats,
+    )
+
+
+def _baseline_speeds(runs: Sequence[BaselineRun]) -> dict[str, float]:
+    by_prompt: dict[str, list[float]] = {}
+    for run in runs:
+        by_prompt.setdefault(run.prompt, []).append(run.tokens_per_second)
+    return {prompt: statistics.median(speeds) for prompt, speeds in by_prompt.items()}
+
+
+def verifier_core() -> int | None:
+    """The first core that a fleet's verifier would get; None when nobody would be bound."""
+    cores = plan_cores(available_cores(), verifiers=1, drafters=1).verifiers[0]
+    return cores[0] if cores else None
+
+
+def make_plan(arguments: argparse.Namespace) -> Plan:
+    """The plan that the command line asks for."""
+    prompts = DEMO_PROMPTS if arguments.prompts == "demo" else PROMPTS
+    options = FleetOptions(model=arguments.model, port=0, log_dir=arguments.log_dir)
+    if arguments.quick:
+        return Plan(options, ("draft_model",), (4,), DEMO_PROMPTS, 1, 48)
+    return Plan(
+        options=options,
+        methods=tuple(arguments.methods.split(";")),
+        block_sizes=tuple(int(size) for size in arguments.block_sizes.split(",")),
+        prompts=prompts,
+        repeats=arguments.repeats,
+        max_tokens=arguments.max_tokens,
+    )
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Options of the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="the target")
+    parser.add_argument("--methods", default="draft_model;ngram,draft_model", help="fallback chains, separated by ;")
+    parser.add_argument("--block-sizes", default="3,4,6,8", help="draft tokens per block, separated by commas")
+    parser.add_argument("--prompts", choices=("demo", "all"), default="demo")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, help="instead of each prompt's own length")
+    parser.add_argument("--no-transformers", action="store_true", help="leave transformers.generate out")
+    parser.add_argument("--log-dir", type=Path, default=Path("paceline-logs"))
+    parser.add_argument("--quick", action="store_true", help="one block size, short texts; writes nothing")
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    """Entry point of `python -m bench.run`."""
+    arguments = parse_arguments()
+    console = out()
+    if (load := os.getloadavg()[0]) > _BUSY_LOAD:
+        console.print(f"[yellow]warning:[/] the machine is busy (load {load:.1f}): the ratios will be too low")
+    try:
+        results = asyncio.run(measure(console, make_plan(arguments), with_transformers=not arguments.no_transformers))
+    except PacelineError as error:
+        print_error(error)
+        return exit_code(error)
+    for table in (ratio_table(results), prompt_table(results), time_table(results)):
+        console.print(table)
+    if not arguments.quick:
+        console.print(f"written to {write_report('speculation', results)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

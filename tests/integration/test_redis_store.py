@@ -110,13 +110,55 @@ async def test_a_restarted_server_is_used_again_and_gets_the_record_back(
     assert await redis_store.get("chat.1") == record(tokens=(*RECORD.tokens, 21, 22, 23))
 
 
-async def test_the_first_call_after_a_restart_may_be_one_that_is_never_repeated(
-    redis_store: RedisStore, server: Server
-) -> None:
+async def test_a_record_can_be_created_right_after_a_restart(redis_store: RedisStore, server: Server) -> None:
     await redis_store.create(RECORD)
     server.restart()
     await redis_store.create(RECORD)
     assert await redis_store.get("chat.1") == RECORD
+
+
+class LossyProxy:
+    """Stands before a server; once `lose_next_answer` is set it breaks a connection instead of passing an answer on."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.lose_next_answer = False
+        self.lost = 0
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        forward = asyncio.create_task(self._forward(reader, upstream_writer))
+        while answer := await upstream_reader.read(65536):
+            if self.lose_next_answer:
+                self.lose_next_answer, self.lost = False, self.lost + 1
+                break
+            writer.write(answer)
+        for end in (writer, upstream_writer):
+            end.close()
+        await forward
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()
+
+
+async def test_calls_whose_answers_are_lost_are_repeated_and_take_effect_once(
+    redis_store: RedisStore, server: Server
+) -> None:
+    await redis_store.create(record(session="loads-the-scripts"))
+    proxy = LossyProxy(server.process.port)
+    async with await asyncio.start_server(proxy.handle, "127.0.0.1", 0) as listener:
+        store = RedisStore.from_url(f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}", timeout_s=5.0)
+        await store.ping()
+        proxy.lose_next_answer = True
+        await store.create(RECORD)
+        proxy.lose_next_answer = True
+        assert await store.append(append(21, at=3)) is AppendOutcome.ALREADY_APPLIED
+        proxy.lose_next_answer = True
+        assert await store.get("chat.1") == record(tokens=(*RECORD.tokens, 21))
+        assert proxy.lost == 3
+        await store.close()
 
 
 async def test_while_the_server_is_down_calls_fail_clearly_and_afterwards_work(

@@ -10,6 +10,7 @@ extends them. All writes are scripts in `session/lua`, so that each is atomic, a
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -57,7 +58,7 @@ class RedisStore:
                 f"expiry_s and timeout_s must be above 0, got {expiry_s:g} and {timeout_s:g}", field="expiry_s"
             )
         try:
-            # Repeating is the writer's decision: not every call may be sent twice.
+            # Repeating after a broken connection is done here and in the writer, within the time of one call.
             redis = Redis.from_url(
                 url, socket_timeout=None, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 0), protocol=2
             )
@@ -75,10 +76,10 @@ class RedisStore:
     async def create(self, record: SessionRecord) -> None:
         """See `SessionStore.create`."""
         fields = _flat(record_fields(record))
-        reply = await self._call(
-            "create", record.session, pack_tokens(record.tokens), self._expiry_ms, *fields, repeatable=False
-        )
-        if reply == "exists":
+        packed = pack_tokens(record.tokens)
+        # A call that has to be repeated must know its own record from another of that name.
+        call_id = secrets.token_hex(8)
+        if await self._call("create", record.session, call_id, packed, self._expiry_ms, *fields) == "exists":
             raise SessionBusy(f"session {record.session!r} exists already; choose another name", field="session")
 
     async def put(self, record: SessionRecord) -> AppendOutcome:
@@ -122,8 +123,8 @@ class RedisStore:
         await self._writer.close()
         await self._redis.aclose()
 
-    async def _call(self, script: str, session: str, *args: str | bytes | int, repeatable: bool = True) -> str:
-        return await self._writer.call(ScriptCall(script, _keys(session), args, repeatable))
+    async def _call(self, script: str, session: str, *args: str | bytes | int) -> str:
+        return await self._writer.call(ScriptCall(script, _keys(session), args))
 
     async def _extend(self, sessions: Sequence[str]) -> None:
         async with self._redis.pipeline(transaction=False) as pipeline:

@@ -29,19 +29,17 @@ Argument = str | bytes | int
 
 @dataclass(frozen=True, slots=True)
 class ScriptCall:
-    """One call of a script.
+    """One call of a script. It must do no harm twice: it is repeated when a connection broke and may have carried it.
 
     Attributes:
         script: its name, as in `session/lua/<name>.lua`.
         keys: the keys that it touches.
         args: its other arguments.
-        repeatable: whether it may be sent again when it is not known if the first one arrived.
     """
 
     script: str
     keys: tuple[str, ...]
     args: tuple[Argument, ...]
-    repeatable: bool = True
 
 
 def load_scripts(*names: str) -> dict[str, str]:
@@ -120,7 +118,8 @@ class ScriptWriter:
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._send_once(calls, range(len(calls)), replies)
-                if lost := [index for index, reply in enumerate(replies) if _may_repeat(calls[index], reply)]:
+                # A connection that broke in between is worth one more try: the server may have been restarted.
+                if lost := [at for at, reply in enumerate(replies) if isinstance(reply, RedisConnectionError)]:
                     await self._send_once(calls, lost, replies)
         except Exception as error:  # whatever the client library may raise
             return [unavailable(self._address, error)] * len(calls)
@@ -170,11 +169,6 @@ def unavailable(address: str, error: Exception) -> Unavailable:
         "redis_url setting; on one machine `paceline up` brings its own",
         field="redis_url",
     )
-
-
-def _may_repeat(call: ScriptCall, reply: Any) -> bool:
-    """A connection that broke in between is worth one more try: the server may have been restarted."""
-    return call.repeatable and isinstance(reply, RedisConnectionError)
 
 
 def _answer(future: asyncio.Future[str], reply: str | PacelineError) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -133,7 +134,9 @@ def test_it_dies_with_its_owner() -> None:
     pid, port = map(int, owner.stdout.readline().split())
     process = psutil.Process(pid)
     assert os.getpgid(pid) != os.getpgid(owner.pid)
+    folder = process.cwd()
     owner.kill()
     owner.communicate()
     process.wait(timeout=10)
     assert not listens(port)
+    shutil.rmtree(folder)

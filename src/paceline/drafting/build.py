@@ -44,11 +44,11 @@ class MethodSettings:
         bits: width of the weights when `runner` asks for a quantised copy.
         device: of the torch runner.
         dtype: of the torch runner: `float32`, `bfloat16` or `float16`.
-        kv_bytes: memory for the torch runner's key/value rows.
+        kv_bytes: memory for key/value rows. The torch runner's sessions share it; with the ONNX runner each has an
+            equal part, which limits its length.
         num_threads: threads of a pass of the ONNX runner; torch's are the process's own.
-        max_sessions: sessions at once. The ONNX runner needs a limit, since each may take its whole context's memory;
-            for torch 0 leaves it to `kv_bytes`.
-        max_model_len: most tokens of a session; None for the model's own limit.
+        max_sessions: sessions at once; 0 leaves it to `kv_bytes` with the torch runner and is refused by the ONNX one.
+        max_model_len: most tokens of a session; None for what the model and `kv_bytes` allow.
         max_batch_tokens: most tokens of a pass; longer contexts are fed in steps.
         prompt_lookup_min: shortest suffix that `ngram` looks up.
         prompt_lookup_max: longest one.
@@ -127,6 +127,7 @@ def _runner(folder: Path, settings: MethodSettings) -> DraftRunner:
     if is_onnx_model(folder):
         return OnnxDraftRunner(
             folder,
+            kv_bytes=settings.kv_bytes,
             max_sessions=settings.max_sessions,
             max_model_len=settings.max_model_len,
             num_threads=settings.num_threads,

@@ -1,8 +1,9 @@
 """The `DraftRunner` on onnxruntime-genai: a quantised model on a CPU, one generator per session.
 
 A generator computes one sequence; `append_tokens` runs a pass over the new tokens, `get_logits` tells the logits after
-the last of them, and `rewind_to` forgets rows exactly. Rows live in a buffer for the longest context that is allocated
-and cleared when a generator is made, so generators are made on first need and used again after a session has closed.
+the last of them, and `rewind_to` forgets rows exactly. A generator's rows live in one buffer for the longest context,
+allocated and cleared when it is made. So generators are made on first need and used again after a session has closed,
+and the longest context is what the memory budget allows for each of them.
 
 Models come from `paceline.quantize`, or from anywhere else that the runtime's builder made them for a CPU.
 """
@@ -27,6 +28,10 @@ _log = logging.getLogger(__name__)
 
 CONFIG_FILE = "genai_config.json"
 """A folder with this file holds a model for this runner."""
+
+DEFAULT_KV_BYTES = 512 << 20
+MIN_SESSION_TOKENS = 64
+"""Shorter contexts are not worth a draft model."""
 
 _FLOAT_BYTES = 4
 
@@ -65,21 +70,28 @@ class OnnxDraftRunner:
 
     Args:
         folder: model with `genai_config.json`.
-        max_sessions: sessions at once; each may take `kv_bytes / max_sessions`.
-        max_model_len: most tokens of a session; None for the model's own limit. Memory is allocated for all of them.
+        kv_bytes: memory for key/value rows; each session has an equal share, which may limit its length.
+        max_sessions: sessions at once, at least 1.
+        max_model_len: most tokens of a session; None for what the model and the memory allow.
         num_threads: threads of a pass.
 
     Raises:
-        ConfigurationError: the runtime is not installed.
+        ConfigurationError: the runtime is not installed, or the memory is not enough for useful sessions.
         ModelError: the folder holds no model that can be loaded.
     """
 
     def __init__(
-        self, folder: Path, *, max_sessions: int = 4, max_model_len: int | None = None, num_threads: int = 1
+        self,
+        folder: Path,
+        *,
+        kv_bytes: int = DEFAULT_KV_BYTES,
+        max_sessions: int = 8,
+        max_model_len: int | None = None,
+        num_threads: int = 1,
     ) -> None:
         self._runtime = load_runtime()
         facts = _read_facts(folder)
-        context = min(facts.context_length, max_model_len or facts.context_length)
+        context = _session_len(facts, kv_bytes, max_sessions, max_model_len)
         overlay = {
             "model": {
                 "decoder": {
@@ -166,6 +178,21 @@ class OnnxDraftRunner:
         generator = self._sessions.pop(session, None)
         if generator is not None:
             self._spare.append(generator)
+
+
+def _session_len(facts: _ModelFacts, kv_bytes: int, max_sessions: int, max_model_len: int | None) -> int:
+    """Most tokens of a session."""
+    if max_sessions < 1:
+        raise ConfigurationError(f"max_sessions is {max_sessions}; it must be at least 1", field="max_sessions")
+    affordable = kv_bytes // (max_sessions * facts.row_bytes)
+    if affordable < min(MIN_SESSION_TOKENS, facts.context_length):
+        needed = MIN_SESSION_TOKENS * max_sessions * facts.row_bytes
+        raise ConfigurationError(
+            f"{kv_bytes} bytes hold {affordable} tokens for each of {max_sessions} draft sessions; at least {needed} "
+            f"bytes ({MIN_SESSION_TOKENS} tokens each) are needed, or fewer sessions",
+            field="kv_bytes",
+        )
+    return min(facts.context_length, affordable, max_model_len or facts.context_length)
 
 
 def _read_facts(folder: Path) -> _ModelFacts:

@@ -15,7 +15,7 @@ from paceline.drafting.draft_runner import Feed
 from paceline.drafting.method import DraftJob
 from paceline.drafting.onnx_runner import OnnxDraftRunner, is_onnx_model
 from paceline.engine.sampling import DraftRow, draft_tokens
-from paceline.errors import CapacityExceeded, ModelError
+from paceline.errors import CapacityExceeded, ConfigurationError, ModelError
 from paceline.messages import SamplingParams
 from tests.unit.drafting.conftest import TINY_CONTEXT, TINY_VOCAB
 from tests.unit.drafting.rounds import GREEDY, HOT, SAMPLED, draft
@@ -181,6 +181,18 @@ def test_drafts_stop_at_the_context_limit(tiny_onnx_dir: Path) -> None:
         job = draft(method, "s", tuple(range(3, 3 + prompt_len)), 5)
         assert len(job.tokens) == expected
         method.check_integrity()
+
+
+def test_the_memory_is_shared_out_equally(tiny_onnx_dir: Path) -> None:
+    row_bytes = 2 * 2 * 2 * 16 * 4
+    runner = OnnxDraftRunner(tiny_onnx_dir, kv_bytes=4 * 70 * row_bytes + 17, max_sessions=4)
+    assert runner.info.max_model_len == 70
+    assert runner.info.kv_bytes == 4 * 70 * row_bytes
+    with pytest.raises(ConfigurationError, match="63 tokens for each of 4 draft sessions") as caught:
+        OnnxDraftRunner(tiny_onnx_dir, kv_bytes=4 * 63 * row_bytes, max_sessions=4)
+    assert caught.value.field == "kv_bytes"
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        OnnxDraftRunner(tiny_onnx_dir, max_sessions=0)
 
 
 def test_facts(runner: OnnxDraftRunner, tiny_onnx_dir: Path) -> None:

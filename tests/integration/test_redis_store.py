@@ -149,7 +149,8 @@ async def test_calls_whose_answers_are_lost_are_repeated_and_take_effect_once(
     await redis_store.create(record(session="loads-the-scripts"))
     proxy = LossyProxy(server.process.port)
     async with await asyncio.start_server(proxy.handle, "127.0.0.1", 0) as listener:
-        store = RedisStore.from_url(f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}", timeout_s=5.0)
+        port = listener.sockets[0].getsockname()[1]
+        store = RedisStore.from_url(f"redis://127.0.0.1:{port}", expiry_s=EXPIRY_S, timeout_s=5.0)
         await store.ping()
         proxy.lose_next_answer = True
         await store.create(RECORD)

@@ -172,6 +172,11 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         return self._running and (started_s is None or self.clock() - started_s < self.limits.stall_timeout_s)
 
     @property
+    def num_waiting(self) -> int:
+        """Commands that wait for the loop."""
+        return len(self._mailbox)
+
+    @property
     def draining(self) -> bool:
         """New sessions are refused."""
         return self._draining

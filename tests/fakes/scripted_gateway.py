@@ -1,0 +1,85 @@
+"""A gateway that says what it was told to say, on a real port: for tests of clients."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc.aio
+
+from paceline.errors import NotFound, PacelineError
+from paceline.generation import GenerationEvent, ServedModel
+from paceline.runtime.grpc_errors import abort
+from paceline.text.request import GenerationRequest
+from paceline.v1 import gateway_pb2
+from paceline.v1.gateway_pb2_grpc import GenerationServicer, add_GenerationServicer_to_server
+from paceline.wire.generation import generate_request_from_pb, generation_event_to_pb, served_model_to_pb
+
+
+@dataclass
+class ScriptedGateway(GenerationServicer):
+    """Answers each Generate with the same events, or an error after them, and keeps the requests.
+
+    Attributes:
+        events: what every stream says.
+        error: what it ends with; None for a clean end.
+        requests: what was asked.
+    """
+
+    events: Sequence[GenerationEvent] = ()
+    error: PacelineError | None = None
+    requests: list[GenerationRequest] = field(default_factory=list)
+
+    async def Generate(  # noqa: N802 - the rpc's name
+        self,
+        request: gateway_pb2.GenerateRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
+        self.requests.append(generate_request_from_pb(request))
+        for event in self.events:
+            yield generation_event_to_pb(event)
+        if self.error is not None:
+            await abort(context, self.error)
+
+    async def GetSession(  # noqa: N802 - the rpc's name
+        self,
+        request: gateway_pb2.GetSessionRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> gateway_pb2.GetSessionResponse:
+        await abort(context, NotFound(f"there is no session {request.session}", field="session"))
+        return gateway_pb2.GetSessionResponse()
+
+    async def ListModels(  # noqa: N802 - the rpc's name
+        self,
+        request: gateway_pb2.ListModelsRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> gateway_pb2.ListModelsResponse:
+        return gateway_pb2.ListModelsResponse(models=[served_model_to_pb(ServedModel("tiny", 128, ("ngram",)))])
+
+
+@contextmanager
+def serving(gateway: ScriptedGateway) -> Iterator[str]:
+    """Serves on a free port of loopback, in a thread with a loop of its own; the address."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    async def start() -> tuple[grpc.aio.Server, int]:
+        server = grpc.aio.server()
+        add_GenerationServicer_to_server(gateway, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        return server, port
+
+    server, port = asyncio.run_coroutine_threadsafe(start(), loop).result(30)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(None), loop).result(30)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(30)
+        loop.close()

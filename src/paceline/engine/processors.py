@@ -91,19 +91,25 @@ class Shaping:
         if self.top_p < 1.0 and not self.top_k:
             totals = 1.0 / logits.softmax(-1).amax(-1).double()  # sum of exp(logit - best logit)
         best, ids = logits.topk(min(_SHORTLIST, vocab_size), dim=-1)
-        floors = self._floors(best, totals)
-        # Something was seen that does not stay, so all that stays was seen.
-        complete = (best[:, -1] < floors) | (best[:, -1] == -torch.inf) | (best.shape[1] == vocab_size)
+        floors, complete = self._floors(best, totals)
+        complete |= (best[:, -1] == -torch.inf) | (best.shape[1] == vocab_size)
         if not complete.all():
             wide = ~complete
-            floors[wide] = self._floors(_descending(logits[wide]), None if totals is None else totals[wide])
+            floors[wide], _ = self._floors(_descending(logits[wide]), None if totals is None else totals[wide])
         return Cut(floors, ids, best.masked_fill(best < floors.unsqueeze(1), -torch.inf), complete)
 
-    def _floors(self, best: torch.Tensor, totals: torch.Tensor | None) -> torch.Tensor:
-        """Least logit that stays, judged from the best logits in falling order, # [rows, width] -> [rows]."""
+    def _floors(self, best: torch.Tensor, totals: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Judges from the best logits of each row in falling order, # [rows, width].
+
+        Returns:
+            The least logit that stays # [rows], and whether the answer is final # [rows] bool: something was seen that
+            does not stay after top_k (or after all, without top_k), so all that stays was seen.
+        """
         floors = torch.full_like(best[:, 0], -torch.inf)
+        settled = None
         if self.top_k:
             floors = best[:, min(self.top_k, best.shape[1]) - 1].clone()
+            settled = best[:, -1] < floors
         if self.top_p < 1.0:
             weights = (best - best[:, :1]).exp_().double()
             weights.masked_fill_(best < floors.unsqueeze(1), 0.0)
@@ -113,7 +119,7 @@ class Shaping:
             floors = torch.maximum(floors, best.gather(1, num_kept.unsqueeze(1) - 1)[:, 0])
         if self.min_p > 0.0:
             floors = torch.maximum(floors, best[:, 0] + math.log(self.min_p))
-        return floors
+        return floors, best[:, -1] < floors if settled is None else settled
 
 
 def _descending(logits: torch.Tensor) -> torch.Tensor:

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,7 +59,7 @@ class TestGeometry:
             assert line[-1] == node
             assert len(line) - 1 == tree.depths[node] == len(path)
             assert tuple(tree.token_of(n) for n in line[1:]) == path
-            assert all(tree.parents[child - 1] == parent for parent, child in zip(line, line[1:], strict=False))
+            assert all(tree.parents[child - 1] == parent for parent, child in itertools.pairwise(line))
         assert tree.max_depth == max(tree.depths)
 
     @given(PATHS)

@@ -170,7 +170,7 @@ class SessionRows:
 
         Returns:
             The rows, float32, not to be changed, # [len(rows), vocab_size]; and whether each is usable: it came finite
-            from the model and a token is left to choose. # [len(rows)] bool. Unusable rows are zero.
+            from the model and a token is left to choose. # [len(rows)] bool
         """
         logits = self.logits[rows[0] : rows[0] + 1] if len(rows) == 1 else self.logits[list(rows)]
         logits = logits.float()
@@ -180,7 +180,7 @@ class SessionRows:
             edited = edited / self.shaping.temperature
         if edited is not logits:
             usable &= edited.amax(-1).isfinite()
-        return (edited if usable.all() else edited.masked_fill(~usable.unsqueeze(1), 0.0)), usable
+        return edited, usable
 
     def _edited(self, logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         """Applies bias, penalties and the min_tokens mask; gives back `logits` itself where nothing is to be done."""

@@ -83,12 +83,13 @@ def judge(requests: Sequence[JudgeRequest]) -> list[Verdict | ModelError]:
         )
         for request in requests
     ]
-    batches = [(rows, range(len(rows.paths))) for rows in sessions if rows.logits.device.type != "cpu"]
-    at_once = {id(rows): tokens for (rows, _), tokens in zip(batches, sample(batches), strict=True)}
+    eager = [index for index, session in enumerate(sessions) if not _goes_row_by_row(session)]
+    eager_tokens = sample([(sessions[index], range(len(sessions[index].paths))) for index in eager])
+    sampled = dict(zip(eager, eager_tokens, strict=True))
     verdicts: list[Verdict | ModelError] = []
-    for request, rows in zip(requests, sessions, strict=True):
+    for index, (request, session) in enumerate(zip(requests, sessions, strict=True)):
         try:
-            verdicts.append(_verdict(request, rows, at_once.get(id(rows))))
+            verdicts.append(_verdict(request, session, sampled.get(index)))
         except ModelError as error:
             verdicts.append(error)
     return verdicts
@@ -102,13 +103,20 @@ def node_paths(tree: DraftTree) -> list[tuple[int, ...]]:
     return paths
 
 
-def _verdict(request: JudgeRequest, rows: SessionRows, sampled: Sequence[int | None] | None) -> Verdict:
+def _goes_row_by_row(session: SessionRows) -> bool:
+    """Whether rows are sampled one at a time and only where the walk comes to them, or all in one go.
+
+    The temporaries of one row fit into a CPU's caches, those of several do not; a GPU wants few launches.
+    """
+    return session.logits.device.type == "cpu"
+
+
+def _verdict(request: JudgeRequest, session: SessionRows, sampled: Sequence[int | None] | None) -> Verdict:
     def sample_at(node: int) -> int:
-        # A GPU samples all rows of all sessions at once; a CPU only those that the walk comes to.
-        token = sample([(rows, (node,))])[0][0] if sampled is None else sampled[node]
+        token = sample([(session, (node,))])[0][0] if sampled is None else sampled[node]
         if token is None:
             raise ModelError(
-                f"the logits for position {rows.position(node)} are not finite or leave no token to choose: "
+                f"the logits for position {session.position(node)} are not finite or leave no token to choose: "
                 "check the weights, their dtype and the request's logit_bias"
             )
         return token
@@ -116,7 +124,7 @@ def _verdict(request: JudgeRequest, rows: SessionRows, sampled: Sequence[int | N
     walk = match(request.tree, sample_at)
     logprobs: tuple[TokenLogprobs, ...] = ()
     if request.sampling.top_logprobs is not None:
-        logprobs = token_logprobs(rows, walk.visited, walk.tokens, request.sampling.top_logprobs)
+        logprobs = token_logprobs(session, walk.visited, walk.tokens, request.sampling.top_logprobs)
     return Verdict(walk.accepted_path, walk.tokens, logprobs)
 
 
@@ -182,8 +190,7 @@ def draft_tokens(
 def sample(batch: Sequence[tuple[SessionRows, Sequence[int]]]) -> list[list[int | None]]:
     """The ordinary sampler: chooses a token from each listed row of each session.
 
-    On a GPU all rows with the same temperature and truncation are worked on together; the caches of a CPU prefer one
-    row at a time.
+    On a GPU all rows with the same temperature and truncation are worked on together.
 
     Returns:
         Per session one token per listed row; None where the row is not usable.
@@ -191,7 +198,7 @@ def sample(batch: Sequence[tuple[SessionRows, Sequence[int]]]) -> list[list[int 
     tokens: list[list[int | None]] = [[] for _ in batch]
     alike: dict[tuple[Shaping | None, int, torch.device], list[int]] = {}
     for index, (session, rows) in enumerate(batch):
-        if session.logits.device.type == "cpu":
+        if _goes_row_by_row(session):
             tokens[index] = [_sample_alike([(session, (row,))])[0][0] for row in rows]
         else:
             alike.setdefault((session.shaping, session.logits.shape[1], session.logits.device), []).append(index)
@@ -206,6 +213,8 @@ def _sample_alike(batch: Sequence[tuple[SessionRows, Sequence[int]]]) -> list[li
     processed = [session.processed(rows) for session, rows in batch]
     logits = torch.cat([p[0] for p in processed]) if len(processed) > 1 else processed[0][0]
     usable = torch.cat([p[1] for p in processed])
+    if not usable.all():
+        logits = logits.masked_fill(~usable.unsqueeze(1), 0.0)
     shaping = batch[0][0].shaping
     if shaping is None:
         chosen = logits.argmax(-1)  # the first of equals, which is the lowest id

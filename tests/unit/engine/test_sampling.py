@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.engine import sampling as sampling_module
 from paceline.engine.sampling import (
     LOGPROB_FLOOR,
     DraftChoice,
@@ -155,9 +156,26 @@ class TestDraftsChangeNothing:
 class TestBatch:
     def test_alone_and_in_a_crowd(self) -> None:
         """A verdict does not depend on which sessions are judged with it, nor on their order."""
+        crowd = self.crowd()
+        alone = [judge([asked])[0] for asked in crowd]
+        assert judge(crowd) == alone
+        assert judge(crowd[::-1]) == alone[::-1]
+
+    def test_all_rows_at_once_and_row_by_row(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What a GPU does and what a CPU does, failing rows included."""
+        crowd = self.crowd()
+        crowd[3].logits[0] = float("nan")
+        crowd[4].logits[-1] = float("nan")
+        row_by_row = judge(crowd)
+        monkeypatch.setattr(sampling_module, "_goes_row_by_row", lambda session: False)
+        for one, other in zip(judge(crowd), row_by_row, strict=True):
+            assert one == other or str(one) == str(other)
+        assert isinstance(row_by_row[3], ModelError)
+
+    def crowd(self) -> list[JudgeRequest]:
         model = ToyModel(300, seed=4)
         rng = random.Random(1)
-        crowd = []
+        requests = []
         for index in range(24):
             sampling = SamplingParams(
                 temperature=rng.choice([0.0, 0.7, 1.0]),
@@ -169,10 +187,8 @@ class TestBatch:
             )
             tree = DraftTree.from_paths([[rng.randrange(300) for _ in range(3)] for _ in range(rng.randrange(3))])
             committed = [rng.randrange(300) for _ in range(rng.randrange(1, 9))]
-            crowd.append(request(model, tree, committed, sampling))
-        alone = [judge([asked])[0] for asked in crowd]
-        assert judge(crowd) == alone
-        assert judge(crowd[::-1]) == alone[::-1]
+            requests.append(request(model, tree, committed, sampling))
+        return requests
 
     def test_logits_are_not_changed(self) -> None:
         model = ToyModel(10, seed=4)

@@ -207,6 +207,7 @@ class RoundLoop:
             self._draft_ahead(self.verifier.outstanding.block, now)
             return
         if self._held or not self.verifier.idle:
+            self._end_wait(now)
             return
         block = self._next_block(now)
         if block is None:

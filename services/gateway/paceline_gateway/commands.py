@@ -1,0 +1,151 @@
+"""What the gateway's actors can be told, grouped by receiver. Frozen; the sets are closed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.errors import PacelineError
+from paceline.messages import DrafterCommand, DrafterEvent, VerifierCommand, VerifierEvent
+from paceline.session.store import AppendOutcome
+from paceline_gateway.effects import Lane, Replica
+
+ReplicaCommand = VerifierCommand | DrafterCommand
+ReplicaEvent = VerifierEvent | DrafterEvent
+
+
+class SessionPort(Protocol):
+    """Where a link delivers what concerns a session. Never waits and never raises."""
+
+    def tell(self, command: SessionCommand) -> bool:
+        """Hands a command to the session; says whether it is still there."""
+
+
+class ReplicaLink(Protocol):
+    """A session's way to one replica. Used on the event loop only."""
+
+    @property
+    def address(self) -> str:
+        """host:port of the replica."""
+
+    def send(self, command: ReplicaCommand) -> None:
+        """Sends a command; a broken link forgets it.
+
+        Raises:
+            CapacityExceeded: too much waits to be sent.
+        """
+
+    def detach(self, session: str, epoch: int) -> None:
+        """Closes the session on the replica and delivers nothing more to it."""
+
+
+# --- to a session actor ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The pool has attached the session to a replica.
+
+    Attributes:
+        find_id: which search it answers; the session detaches from what it no longer looks for.
+    """
+
+    lane: Lane
+    find_id: int
+    replica: Replica
+    link: ReplicaLink
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A replica says something to the session."""
+
+    lane: Lane
+    link: ReplicaLink
+    event: ReplicaEvent
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """A link is broken."""
+
+    lane: Lane
+    link: ReplicaLink
+
+
+@dataclass(frozen=True, slots=True)
+class LinkBack:
+    """A link works again.
+
+    Attributes:
+        restarted: the replica is a new process and knows no session.
+    """
+
+    lane: Lane
+    link: ReplicaLink
+    restarted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAnswered:
+    """The store has answered a write: an outcome, or the error of one that failed."""
+
+    result: AppendOutcome | PacelineError
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRead:
+    """The client's buffer has room again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End the generation with this error."""
+
+    error: PacelineError
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A deadline has come."""
+
+
+SessionCommand = Found | Said | LinkLost | LinkBack | StoreAnswered | ClientRead | Cancel | Tick
+
+
+# --- to a pool actor ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FindReplica:
+    """Attach a session to a replica as soon as one is ready.
+
+    Attributes:
+        avoid: address to take only if there is no other.
+        method: only drafters of this method; empty for any.
+        context_len: tokens that the session may come to hold; 0 where a smaller context is of use too.
+    """
+
+    session: str
+    find_id: int
+    port: SessionPort
+    avoid: str = ""
+    method: str = ""
+    context_len: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawFind:
+    """The session no longer looks for a replica."""
+
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkChanged:
+    """A link of the pool has come up, has broken, or was refused."""
+
+    address: str
+
+
+PoolCommand = FindReplica | WithdrawFind | LinkChanged

@@ -1,0 +1,178 @@
+"""The door: from a request to a running generation. Everything untrusted is checked here, once."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+import uuid
+
+from paceline.errors import NotFound, Unavailable
+from paceline.generation import ServedModel
+from paceline.session.store import SessionRecord
+from paceline.text.chat_template import ChatTemplate
+from paceline.text.commit import Committer
+from paceline.text.request import ChatPrompt, GenerationRequest, PreparedRequest, TextPrompt
+from paceline.text.tokenizer import Tokenizer
+from paceline.text.validation import prepare
+from paceline_gateway.plan import GenerationPlan
+from paceline_gateway.services import SessionServices
+from paceline_gateway.session_actor import SessionActor
+from paceline_gateway.sessions import Permit, Sessions
+
+_INLINE_CHARS = 4096
+"""Longer prompts are tokenized in a thread: a megabyte takes a second."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DoorSettings:
+    """Defaults of requests.
+
+    Attributes:
+        model: name of the served model.
+        num_draft_tokens: block size of requests that do not say.
+        draft_ahead: draft the next block while one is being verified.
+        verifier_wait_s: how long a request waits for the first verifier.
+    """
+
+    model: str
+    num_draft_tokens: int
+    draft_ahead: bool
+    verifier_wait_s: float
+
+
+class Door:
+    """Admits, checks, tokenizes and starts generations."""
+
+    def __init__(
+        self,
+        settings: DoorSettings,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        services: SessionServices,
+        sessions: Sessions,
+    ) -> None:
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self._template = template
+        self._services = services
+        self._sessions = sessions
+
+    def models(self) -> tuple[ServedModel, ...]:
+        """What can be asked for."""
+        return (
+            ServedModel(
+                self._settings.model,
+                self._services.verifiers.snapshot.max_model_len,
+                self._services.drafters.snapshot.methods,
+            ),
+        )
+
+    async def record(self, session: str) -> SessionRecord:
+        """The record of a session.
+
+        Raises:
+            NotFound: there is none.
+            Unavailable: the store does not answer.
+        """
+        record = await self._services.store.get(session)
+        if record is None:
+            raise NotFound(f"there is no session {session!r}, or it has expired", field="session")
+        return record
+
+    async def start(self, request: GenerationRequest) -> tuple[SessionActor, Permit]:
+        """Starts a generation. The caller gives the permit back when its client has been served.
+
+        Raises:
+            NotFound: no such model.
+            InvalidArgument: a field cannot work; names it and the limit.
+            CapacityExceeded: too many generations run.
+            Unavailable: no verifier, or the gateway is shutting down.
+            SessionBusy: a generation of that name runs here.
+        """
+        if request.model not in ("", self._settings.model):
+            raise NotFound(
+                f"model {request.model!r} is not served here; served is {self._settings.model!r}", field="model"
+            )
+        permit = self._sessions.admit()
+        try:
+            actor = await self._make_actor(request)
+            self._sessions.run(actor)
+        except BaseException:
+            permit.release()
+            raise
+        return actor, permit
+
+    async def _make_actor(self, request: GenerationRequest) -> SessionActor:
+        await self._wait_for_verifier()
+        prepared = await self._prepare(request)
+        plan = self._plan(prepared)
+        committer = Committer(self._tokenizer, prepared.end, prepared.prompt_ids)
+        return SessionActor(plan, committer, self._services, self._warnings(plan))
+
+    async def _wait_for_verifier(self) -> None:
+        """Waits a moment for a verifier that is just being reconnected."""
+        pool = self._services.verifiers
+        try:
+            async with asyncio.timeout(self._settings.verifier_wait_s):
+                await pool.wait_ready()
+        except TimeoutError:
+            trouble = pool.snapshot.why_not or "none is configured"
+            raise Unavailable(
+                f"no verifier of model {self._settings.model!r} is there ({trouble}); try again later"
+            ) from None
+
+    async def _prepare(self, request: GenerationRequest) -> PreparedRequest:
+        verifiers = self._services.verifiers.snapshot
+
+        def work() -> PreparedRequest:
+            return prepare(
+                request,
+                tokenizer=self._tokenizer,
+                template=self._template,
+                vocab_size=min(self._tokenizer.vocab_size, verifiers.vocab_size),
+                max_model_len=verifiers.max_model_len,
+            )
+
+        return await asyncio.to_thread(work) if _prompt_chars(request) > _INLINE_CHARS else work()
+
+    def _plan(self, prepared: PreparedRequest) -> GenerationPlan:
+        request = prepared.request
+        options = request.speculation
+        num_draft_tokens = (
+            self._settings.num_draft_tokens
+            if options.num_speculative_tokens is None
+            else options.num_speculative_tokens
+        )
+        seed = secrets.randbits(63) if request.seed is None else request.seed
+        return GenerationPlan(
+            session=request.session or uuid.uuid4().hex,
+            session_drawn=request.session is None,
+            model=self._settings.model,
+            prompt=prepared.prompt_ids,
+            sampling=dataclasses.replace(request.sampling, seed=seed),
+            max_tokens=prepared.end.max_new_tokens,
+            num_draft_tokens=num_draft_tokens if options.enabled else 0,
+            rule=request.rule,
+            stop=request.stop,
+            method=options.method,
+            draft_ahead=self._settings.draft_ahead,
+        )
+
+    def _warnings(self, plan: GenerationPlan) -> tuple[str, ...]:
+        drafters = self._services.drafters.snapshot
+        if plan.num_draft_tokens == 0 or drafters.offers(plan.method):
+            return ()
+        wanted = f"no drafter of method {plan.method!r}" if plan.method else "no drafter"
+        trouble = drafters.why_not or ("only others are there" if drafters.ready else "none is configured")
+        return (f"{wanted} is ready, so decoding is plain until one is ({trouble})",)
+
+
+def _prompt_chars(request: GenerationRequest) -> int:
+    match request.prompt:
+        case TextPrompt(text):
+            return len(text)
+        case ChatPrompt(messages):
+            return sum(len(message.content) for message in messages)
+        case _:
+            return 0

@@ -1,0 +1,294 @@
+"""The link actor: one multiplexed `Connect` stream to one replica, for all sessions of this gateway.
+
+    session actors -- send --> outbox --> writer --> stream --> reader --> session mailboxes
+
+* The outbox is bounded by count and bytes; whatever has gathered during one turn of the event loop is one frame.
+* Reader and writer are separate tasks, and the reader never waits for a session: answers are never refused.
+* A stream begins with the replica's boot_id. A new one means that it has lost all sessions; the sessions are told.
+* A broken link is mended with growing, jittered pauses. Sessions stay attached and are told of both.
+
+Knows nothing of rounds and drafts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import grpc.aio
+
+from paceline.errors import CapacityExceeded, Failure, PacelineError, Unavailable
+from paceline.messages import Close, Failed, Hello, ModelInfo
+from paceline.runtime.grpc_client import ClientTls, open_channel
+from paceline.runtime.grpc_errors import error_from_rpc
+from paceline_gateway.commands import LinkBack, LinkLost, ReplicaCommand, ReplicaEvent, Said, SessionPort
+from paceline_gateway.effects import Replica
+from paceline_gateway.link_codec import LinkCodec
+
+logger = logging.getLogger(__name__)
+
+_HANDSHAKE_TIMEOUT_S = 5.0
+_FIRST_PAUSE_S = 0.05
+_LAST_PAUSE_S = 2.0
+_REFUSED_PAUSE_S = 5.0
+_MAX_OWED_CLOSES = 10_000
+
+
+class LinkState(Enum):
+    """Where a link stands."""
+
+    CONNECTING = "connecting"
+    UP = "up"
+    DOWN = "down"
+    REFUSED = "refused"
+    """The replica does not fit this gateway; tried again now and then, since it may be replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLimits:
+    """Bounds of one link's outbox.
+
+    Attributes:
+        outbox_commands: commands that may wait.
+        outbox_bytes: sum of their sizes.
+        frame_bytes: a frame is closed when it has this many; one larger command still travels alone.
+    """
+
+    outbox_commands: int = 8192
+    outbox_bytes: int = 32 * 2**20
+    frame_bytes: int = 2**20
+
+
+class Link:
+    """One replica's link. `run` is its owner task; everything is used on one event loop.
+
+    Args:
+        address: host:port.
+        codec: what is particular to verifiers or drafters.
+        check: raises `ConfigurationError` for a replica that does not fit.
+        changed: told when the state has changed.
+        tls: how to check the replica; None for plain text.
+        limits: bounds of the outbox.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        codec: LinkCodec,
+        *,
+        check: Callable[[str, ModelInfo], None],
+        changed: Callable[[str], None],
+        tls: ClientTls | None = None,
+        limits: LinkLimits | None = None,
+    ) -> None:
+        self.address = address
+        self.state = LinkState.CONNECTING
+        self.trouble = "not connected yet"
+        """Why it is not up."""
+        self._codec = codec
+        self._check = check
+        self._changed = changed
+        self._tls = tls
+        self._limits = limits or LinkLimits()
+        self._info: ModelInfo | None = None
+        self._ports: dict[str, SessionPort] = {}
+        self._outbox: deque[tuple[Any, int]] = deque()
+        self._outbox_bytes = 0
+        self._wake = asyncio.Event()
+        self._boot_id = ""
+        self._owed_closes: dict[str, Close] = {}
+
+    @property
+    def up(self) -> bool:
+        """Whether commands reach the replica."""
+        return self.state is LinkState.UP
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions attached."""
+        return len(self._ports)
+
+    @property
+    def replica(self) -> Replica | None:
+        """What it serves; None before the first handshake."""
+        return None if self._info is None else Replica(self.address, self._info)
+
+    # --- what sessions and the pool do --------------------------------------------------------------------------------
+
+    def attach(self, session: str, port: SessionPort) -> None:
+        """Delivers the session's events to the port from now on."""
+        self._ports[session] = port
+        self._owed_closes.pop(session, None)
+
+    def detach(self, session: str, epoch: int) -> None:
+        """Closes the session on the replica, as soon as it can be reached, and delivers nothing more to it."""
+        if self._ports.pop(session, None) is None:
+            return
+        close = Close(session, epoch)
+        if self.up:
+            self._add(close)
+        elif len(self._owed_closes) < _MAX_OWED_CLOSES:
+            self._owed_closes[session] = close
+
+    def forget(self, session: str) -> None:
+        """Delivers nothing more to a session that was never opened here."""
+        self._ports.pop(session, None)
+
+    def send(self, command: ReplicaCommand) -> None:
+        """Queues a command; a broken link forgets it, since the session says it again when the link is back.
+
+        Raises:
+            CapacityExceeded: the outbox is full; the message has the numbers.
+        """
+        if not self.up:
+            return
+        if len(self._outbox) >= self._limits.outbox_commands or self._outbox_bytes >= self._limits.outbox_bytes:
+            raise CapacityExceeded(
+                f"{len(self._outbox)} commands of {self._outbox_bytes} bytes wait for {self.address}; "
+                f"at most {self._limits.outbox_commands} and {self._limits.outbox_bytes} may"
+            )
+        self._add(command)
+
+    def _add(self, command: ReplicaCommand) -> None:
+        message = self._codec.command_to_pb(command)
+        size_bytes = message.ByteSize()
+        self._outbox.append((message, size_bytes))
+        self._outbox_bytes += size_bytes
+        self._wake.set()
+
+    # --- the owner task -----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Connects, serves and mends the link until it is cancelled."""
+        channel = open_channel(self.address, tls=self._tls)
+        pause_s = _FIRST_PAUSE_S
+        try:
+            while True:
+                state, trouble = LinkState.DOWN, ""
+                try:
+                    await self._connect(channel)
+                except grpc.aio.AioRpcError as error:
+                    trouble = error_from_rpc(error).message
+                except PacelineError as error:
+                    state = LinkState.DOWN if isinstance(error, Unavailable) else LinkState.REFUSED
+                    trouble = error.message
+                except TimeoutError:
+                    trouble = f"no answer within {_HANDSHAKE_TIMEOUT_S:g} s"
+                if self.up:
+                    pause_s = _FIRST_PAUSE_S
+                self._down(state, trouble)
+                await asyncio.sleep(
+                    _REFUSED_PAUSE_S if state is LinkState.REFUSED else pause_s * random.uniform(0.5, 1.0)  # noqa: S311
+                )
+                pause_s = min(pause_s * 2, _LAST_PAUSE_S)
+        finally:
+            self._down(LinkState.DOWN, "the gateway is shutting down")
+            await channel.close()
+
+    async def _connect(self, channel: grpc.aio.Channel) -> None:
+        """One life of the stream; raises when it ends."""
+        info = await self._codec.get_info(channel, _HANDSHAKE_TIMEOUT_S)
+        self._check(self.address, info)
+        call = self._codec.connect(channel)
+        try:
+            async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
+                events = await self._read_frame(call)
+            hello = self._codec.event_from_pb(events[0]) if events else None
+            if not isinstance(hello, Hello) or hello.boot_id != info.boot_id:
+                raise Unavailable(f"{self.address} was restarted during the handshake")
+            self._up(info)
+            self._deliver(events[1:])
+            await self._serve(call)
+        finally:
+            call.cancel()
+
+    async def _serve(self, call: Any) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._write(call), name=f"writer {self.address}")
+                while True:
+                    self._deliver(await self._read_frame(call))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def _read_frame(self, call: Any) -> list[Any]:
+        frame = await call.read()
+        if frame is grpc.aio.EOF:
+            code = await call.code()
+            raise Unavailable(
+                f"{self.address} has ended the stream ({code.name}: {await call.details() or 'no reason'})"
+            )
+        return list(frame.events)
+
+    async def _write(self, call: Any) -> None:
+        while True:
+            while not self._outbox:
+                self._wake.clear()
+                await self._wake.wait()
+            messages: list[Any] = []
+            frame_bytes = 0
+            while self._outbox and (not messages or frame_bytes + self._outbox[0][1] <= self._limits.frame_bytes):
+                message, size_bytes = self._outbox.popleft()
+                messages.append(message)
+                frame_bytes += size_bytes
+            self._outbox_bytes -= frame_bytes
+            await call.write(self._codec.frame(messages))
+
+    def _up(self, info: ModelInfo) -> None:
+        restarted = self._boot_id != info.boot_id
+        self._boot_id, self._info = info.boot_id, info
+        self.state, self.trouble = LinkState.UP, ""
+        logger.info("link up", extra={"replica": self.address, "boot_id": info.boot_id, "new_life": restarted})
+        if not restarted:
+            for close in self._owed_closes.values():
+                self._add(close)
+        self._owed_closes.clear()
+        for port in list(self._ports.values()):
+            port.tell(LinkBack(self._codec.lane, self, restarted))
+        self._changed(self.address)
+
+    def _down(self, state: LinkState, trouble: str) -> None:
+        was_up = self.up
+        news = (state, trouble) != (self.state, self.trouble)
+        self.state, self.trouble = state, trouble
+        self._outbox.clear()
+        self._outbox_bytes = 0
+        if news:
+            level = logging.WARNING if was_up or state is LinkState.REFUSED else logging.INFO
+            logger.log(level, "link %s: %s", state.value, trouble, extra={"replica": self.address})
+        if was_up:
+            for port in list(self._ports.values()):
+                port.tell(LinkLost(self._codec.lane, self))
+        if news:
+            self._changed(self.address)
+
+    def _deliver(self, messages: list[Any]) -> None:
+        for message in messages:
+            event: ReplicaEvent | None
+            try:
+                event = self._codec.event_from_pb(message)
+            except PacelineError as error:
+                # One bad message hurts the session that it names, and nobody else.
+                logger.warning("a message of %s makes no sense: %s", self.address, error.message)
+                event = self._nonsense(message, error)
+            if event is None or isinstance(event, Hello):
+                continue
+            port = self._ports.get(event.session)
+            if port is not None:
+                port.tell(Said(self._codec.lane, self, event))
+
+    def _nonsense(self, message: Any, error: PacelineError) -> Failed | None:
+        """A message that cannot be read, as a failure of the command that it seems to answer."""
+        kind = message.WhichOneof("event")
+        if kind not in ("verified", "drafted"):
+            return None
+        body = getattr(message, kind)
+        command_id = body.round if kind == "verified" else body.draft_id
+        failure = Failure(PacelineError.code, f"{self.address} sent an unreadable answer: {error.message}")
+        return Failed(body.session, body.epoch, command_id, failure)

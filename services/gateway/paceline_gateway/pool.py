@@ -1,0 +1,192 @@
+"""The pool actor: the replicas of one kind, which of them work, and who gets which.
+
+A replica is ready while its link is up, which takes a handshake that it answered and that fits the gateway. A session
+gets the ready replica with the fewest sessions, or the first one that becomes ready. What the doors need to know is
+published as a frozen snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from paceline.messages import ModelInfo
+from paceline.runtime.grpc_client import ClientTls
+from paceline.runtime.mailbox import Mailbox, MailboxStopped
+from paceline.runtime.supervisor import OnError, Supervisor
+from paceline_gateway.commands import FindReplica, Found, LinkChanged, PoolCommand, WithdrawFind
+from paceline_gateway.effects import Replica
+from paceline_gateway.link_codec import LinkCodec
+from paceline_gateway.links import Link, LinkState
+
+logger = logging.getLogger(__name__)
+
+_MAX_COMMANDS = 65_536
+
+Check = Callable[[str, ModelInfo], None]
+"""Raises `ConfigurationError` for a replica, named by its address, that does not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSnapshot:
+    """A pool at one moment.
+
+    Attributes:
+        ready: replicas that can be used.
+        troubles: per address of the others, why not.
+        settled: every replica has been tried at least once.
+    """
+
+    ready: tuple[Replica, ...] = ()
+    troubles: tuple[tuple[str, str], ...] = ()
+    settled: bool = False
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that a session may hold where there is most room; 0 without a replica."""
+        return max((replica.info.max_model_len for replica in self.ready), default=0)
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that every replica knows; 0 without a replica."""
+        return min((replica.info.vocab_size for replica in self.ready), default=0)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Methods on offer, each once."""
+        return tuple(dict.fromkeys(replica.info.method for replica in self.ready if replica.info.method))
+
+    def offers(self, method: str) -> bool:
+        """Whether a ready replica drafts by the method; empty for any."""
+        return any(not method or replica.info.method == method for replica in self.ready)
+
+    @property
+    def why_not(self) -> str:
+        """What keeps the others from being used, as one line."""
+        return "; ".join(f"{address}: {trouble}" for address, trouble in self.troubles)
+
+
+class Pool:
+    """The replicas of one kind.
+
+    Args:
+        codec: their kind.
+        addresses: host:port of each.
+        check: whether a replica fits.
+        tls: how to check replicas; None for plain text.
+    """
+
+    def __init__(
+        self, codec: LinkCodec, addresses: Sequence[str], check: Check, *, tls: ClientTls | None = None
+    ) -> None:
+        self.name = f"{codec.lane.value} pool"
+        self._codec = codec
+        self._check = check
+        self._tls = tls
+        self._links: dict[str, Link] = {address: self._new_link(address) for address in addresses}
+        self._finds: dict[str, FindReplica] = {}
+        self._mailbox: Mailbox[PoolCommand] = Mailbox(
+            f"the {self.name}'s mailbox", max_items=0, max_bytes=0, reserved_items=_MAX_COMMANDS
+        )
+        self._settled = asyncio.Event()
+        self._ready = asyncio.Event()
+        self.snapshot = PoolSnapshot(settled=not addresses)
+        if not addresses:
+            self._settled.set()
+
+    def _new_link(self, address: str) -> Link:
+        def changed(changed_address: str) -> None:
+            self.tell(LinkChanged(changed_address))
+
+        return Link(address, self._codec, check=self._check, changed=changed, tls=self._tls)
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions attached to any replica."""
+        return sum(link.num_sessions for link in self._links.values())
+
+    @property
+    def num_searching(self) -> int:
+        """Sessions that wait for a replica."""
+        return len(self._finds)
+
+    def tell(self, command: PoolCommand) -> None:
+        """Hands the pool a command; answers come to the session's port."""
+        if not self._mailbox.draining:
+            self._mailbox.put_reserved(command)
+
+    async def wait_settled(self) -> None:
+        """Returns when every replica has been tried once."""
+        await self._settled.wait()
+
+    async def wait_ready(self) -> None:
+        """Returns when some replica can be used."""
+        await self._ready.wait()
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Starts the pool's task and one for each link."""
+        supervisor.spawn(self.name, self.run, on_error=OnError.FAIL)
+        for link in self._links.values():
+            supervisor.spawn(f"link {link.address}", link.run, on_error=OnError.RESTART)
+
+    def stop(self) -> None:
+        """Answers nobody any more."""
+        self._mailbox.stop()
+
+    async def run(self) -> None:
+        """The owner task."""
+        try:
+            while True:
+                for command in await self._mailbox.get_batch():
+                    self._handle(command)
+        except MailboxStopped:
+            return
+
+    def _handle(self, command: PoolCommand) -> None:
+        match command:
+            case FindReplica():
+                if not self._serve(command):
+                    self._finds[command.session] = command
+            case WithdrawFind():
+                self._finds.pop(command.session, None)
+            case LinkChanged():
+                self._publish()
+                for find in list(self._finds.values()):
+                    if self._serve(find):
+                        del self._finds[find.session]
+
+    def _serve(self, find: FindReplica) -> bool:
+        """Attaches the session to the best replica; says whether there is one."""
+        usable = [(link, replica) for link in self._links.values() if (replica := _usable(link, find)) is not None]
+        if not usable:
+            return False
+        link, replica = min(usable, key=lambda pair: (pair[0].address == find.avoid, pair[0].num_sessions))
+        link.attach(find.session, find.port)
+        if not find.port.tell(Found(self._codec.lane, find.find_id, replica, link)):
+            link.forget(find.session)
+        return True
+
+    def _publish(self) -> None:
+        links = self._links.values()
+        self.snapshot = PoolSnapshot(
+            ready=tuple([link.replica for link in links if link.up and link.replica is not None]),
+            troubles=tuple([(link.address, link.trouble) for link in links if not link.up]),
+            settled=all(link.state is not LinkState.CONNECTING for link in links),
+        )
+        if self.snapshot.settled:
+            self._settled.set()
+        if self.snapshot.ready:
+            self._ready.set()
+        else:
+            self._ready.clear()
+
+
+def _usable(link: Link, find: FindReplica) -> Replica | None:
+    replica = link.replica
+    if not link.up or replica is None:
+        return None
+    fits_method = not find.method or replica.info.method == find.method
+    fits_context = replica.info.max_model_len >= find.context_len or not replica.info.max_model_len
+    return replica if fits_method and fits_context else None

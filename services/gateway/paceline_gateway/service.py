@@ -1,0 +1,167 @@
+"""The gateway as a process: wires tokenizer, store, pools, sessions and door, and ends them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Callable, Sequence
+
+import grpc.aio
+
+from paceline.errors import ConfigurationError, PacelineError
+from paceline.model_source import default_name, resolve
+from paceline.runtime.supervisor import Supervisor
+from paceline.session.memory_store import MemoryStore
+from paceline.session.redis_store import RedisStore
+from paceline.session.store import SessionStore
+from paceline.text.chat_template import ChatTemplate
+from paceline.text.tokenizer import Tokenizer
+from paceline.v1 import gateway_pb2, gateway_pb2_grpc
+from paceline_gateway.door import Door, DoorSettings
+from paceline_gateway.effects import Lane
+from paceline_gateway.fitness import Fitness
+from paceline_gateway.link_codec import DRAFTER_CODEC, VERIFIER_CODEC
+from paceline_gateway.pool import Pool
+from paceline_gateway.servicer import GenerationServicer
+from paceline_gateway.services import SessionServices
+from paceline_gateway.sessions import Sessions
+from paceline_gateway.settings import MEMORY_STORE, GatewaySettings
+
+logger = logging.getLogger(__name__)
+
+_STOP_GRACE_S = 2.0
+"""For sessions that are ended to write down that they were."""
+
+
+def make_store(settings: GatewaySettings) -> SessionStore:
+    """The session store that the settings name.
+
+    Raises:
+        ConfigurationError: the URL cannot be used.
+    """
+    url = settings.redis_url.get_secret_value()
+    if url == MEMORY_STORE:
+        return MemoryStore(expiry_s=settings.session_ttl_s)
+    return RedisStore.from_url(url, expiry_s=settings.session_ttl_s, timeout_s=settings.redis_timeout_ms / 1000)
+
+
+class GatewayService:
+    """The gateway's `Service`.
+
+    Attributes:
+        sessions: all running generations.
+        store: records of sessions.
+        verifiers: the verifier pool; there after `start`.
+        drafters: the drafter pool; there after `start`.
+    """
+
+    def __init__(self, settings: GatewaySettings, store: SessionStore | None = None) -> None:
+        """Wires what needs no file and no peer.
+
+        Args:
+            settings: what it is told.
+            store: used instead of the one that the settings name.
+        """
+        self._settings = settings
+        self._servicer = GenerationServicer()
+        self.sessions = Sessions(settings.max_concurrent_generations)
+        self.store = make_store(settings) if store is None else store
+        self.verifiers: Pool | None = None
+        self.drafters: Pool | None = None
+
+    @property
+    def grpc_services(self) -> Sequence[str]:
+        """Full names of its rpc services."""
+        return (gateway_pb2.DESCRIPTOR.services_by_name["Generation"].full_name,)
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the servicer."""
+        gateway_pb2_grpc.add_GenerationServicer_to_server(self._servicer, server)
+
+    async def start(self, supervisor: Supervisor, set_healthy: Callable[[bool], None]) -> None:
+        """Reads the tokenizer, checks the store, connects to the replicas, and opens the door.
+
+        Raises:
+            PacelineError: the tokenizer cannot be read or the store cannot be reached.
+        """
+        settings = self._settings
+        tokenizer, template = await asyncio.to_thread(self._load_text)
+        await self._check_store()
+        fitness = Fitness.of(settings.model_name or default_name(settings.model), tokenizer)
+        self.verifiers, self.drafters = self._make_pools(fitness)
+        self.verifiers.start(supervisor)
+        self.drafters.start(supervisor)
+        self.sessions.start(supervisor)
+        await self._wait_for_replicas(self.verifiers, self.drafters)
+        services = SessionServices(
+            owner=f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}",
+            verifiers=self.verifiers,
+            drafters=self.drafters,
+            store=self.store,
+            patience=settings.patience,
+            limits=settings.session_limits,
+        )
+        door_settings = DoorSettings(
+            model=fitness.model,
+            num_draft_tokens=settings.num_speculative_tokens,
+            draft_ahead=settings.draft_ahead,
+            verifier_wait_s=settings.verifier_wait_ms / 1000,
+        )
+        self._servicer.open(Door(door_settings, tokenizer, template, services, self.sessions))
+
+    def _load_text(self) -> tuple[Tokenizer, ChatTemplate]:
+        folder = resolve(self._settings.model, weights=False, progress=logger.info)
+        tokenizer = Tokenizer.load(folder)
+        return tokenizer, ChatTemplate.load(folder, tokenizer.special_tokens)
+
+    async def _check_store(self) -> None:
+        try:
+            await self.store.ping()
+        except PacelineError as error:
+            raise ConfigurationError(
+                f"the session store cannot be used: {error.message}; start Redis or correct redis_url "
+                f"({MEMORY_STORE} keeps sessions in this process only)",
+                field="redis_url",
+            ) from error
+
+    def _make_pools(self, fitness: Fitness) -> tuple[Pool, Pool]:
+        tls = self._settings.client_tls
+        verifiers = Pool(
+            VERIFIER_CODEC,
+            self._settings.verifiers,
+            lambda address, info: fitness.check(Lane.VERIFIER, address, info),
+            tls=tls,
+        )
+        drafters = Pool(
+            DRAFTER_CODEC,
+            self._settings.drafters,
+            lambda address, info: fitness.check(Lane.DRAFTER, address, info),
+            tls=tls,
+        )
+        return verifiers, drafters
+
+    async def _wait_for_replicas(self, verifiers: Pool, drafters: Pool) -> None:
+        """Gives replicas a moment, so that the first requests find them; serves without them if need be."""
+        try:
+            async with asyncio.timeout(self._settings.startup_wait_s):
+                await verifiers.wait_ready()
+                await drafters.wait_settled()
+        except TimeoutError:
+            pass
+        for pool in (verifiers, drafters):
+            snapshot = pool.snapshot
+            if not snapshot.ready or snapshot.troubles:
+                trouble = snapshot.why_not or "none is configured"
+                logger.warning("%s: %d ready; %s", pool.name, len(snapshot.ready), trouble)
+
+    async def drain(self) -> None:
+        """Takes no new generation and returns when the last client has been served."""
+        await self.sessions.drain()
+
+    async def stop(self) -> None:
+        """Ends what runs and closes the store."""
+        await self.sessions.stop(_STOP_GRACE_S)
+        await self.store.close()

@@ -1,0 +1,87 @@
+"""Translates the gateway's rpcs: protobuf in, the door's and the session's answers out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+
+from paceline.errors import Cancelled, Unavailable
+from paceline.generation import SessionInfo
+from paceline.session.store import SessionRecord
+from paceline.v1 import gateway_pb2, gateway_pb2_grpc
+from paceline.wire.generation import (
+    generate_request_from_pb,
+    generation_event_to_pb,
+    served_model_to_pb,
+    session_info_to_pb,
+)
+from paceline_gateway.door import Door
+
+
+class GenerationServicer(gateway_pb2_grpc.GenerationServicer):
+    """The rpc service `paceline.v1.Generation`. Answers `Unavailable` until it is opened."""
+
+    def __init__(self) -> None:
+        self._open_door: Door | None = None
+
+    def open(self, door: Door) -> None:
+        """Serves from now on."""
+        self._open_door = door
+
+    @property
+    def _door(self) -> Door:
+        if self._open_door is None:
+            raise Unavailable("the gateway is starting; try again when health says SERVING")
+        return self._open_door
+
+    async def Generate(  # noqa: N802
+        self, request: gateway_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
+        """Generates one completion and streams it."""
+        actor, permit = await self._door.start(generate_request_from_pb(request))
+
+        def ended(ctx: grpc.aio.ServicerContext[Any, Any]) -> None:
+            # The client may have left, or its deadline passed; once the generation has ended this does nothing.
+            actor.cancel(Cancelled("the client has left"))
+            permit.release()
+
+        # A generator that is left in the middle is closed some time later; the rpc's end is known at once.
+        context.add_done_callback(ended)
+        try:
+            while (event := await actor.client.next()) is not None:
+                yield generation_event_to_pb(event)
+        finally:
+            ended(context)
+
+    async def GetSession(  # noqa: N802
+        self, request: gateway_pb2.GetSessionRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> gateway_pb2.GetSessionResponse:
+        """Reads the record of a session."""
+        record = await self._door.record(request.session)
+        return session_info_to_pb(_session_info(record))
+
+    async def ListModels(  # noqa: N802
+        self, request: gateway_pb2.ListModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> gateway_pb2.ListModelsResponse:
+        """Lists the models that can be asked for."""
+        return gateway_pb2.ListModelsResponse(models=[served_model_to_pb(model) for model in self._door.models()])
+
+
+def _session_info(record: SessionRecord) -> SessionInfo:
+    positions = record.positions
+    return SessionInfo(
+        session=record.session,
+        epoch=record.epoch,
+        state=record.state,
+        model=record.model,
+        seed=record.sampling.seed,
+        generation_start=record.generation_start,
+        tokens=record.tokens,
+        verifier=positions.verifier,
+        verifier_kv_len=positions.verifier_kv_len,
+        drafter=positions.drafter,
+        drafter_kv_len=positions.drafter_kv_len,
+        finish_reason=record.finish_reason,
+    )

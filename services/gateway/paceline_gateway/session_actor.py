@@ -1,0 +1,309 @@
+"""The session actor: owns one generation from admission to its one terminal message.
+
+It is the shell around two parts. `RoundLoop` decides what to verify and draft and when the generation ends; `Outlet`
+takes the tokens to the record and to the client. The actor hands them what it is told, carries out what they ask for,
+and keeps the one timer that they need. It never waits for a replica, the store or the client: each of them answers
+into its mailbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from paceline.errors import Cancelled, CapacityExceeded, DeadlineExceeded, PacelineError, Unavailable
+from paceline.messages import Draft, Drafted, Failed, Verified, Verify
+from paceline.runtime.mailbox import Mailbox, MailboxStopped
+from paceline.session.store import Positions
+from paceline.text.commit import Committer
+from paceline_gateway.commands import (
+    Cancel,
+    ClientRead,
+    FindReplica,
+    Found,
+    LinkBack,
+    LinkLost,
+    ReplicaCommand,
+    ReplicaEvent,
+    ReplicaLink,
+    Said,
+    SessionCommand,
+    StoreAnswered,
+    Tick,
+    WithdrawFind,
+)
+from paceline_gateway.effects import Commit, Effect, Fail, Find, Finish, Lane, Leave, Send
+from paceline_gateway.emission import ClientStream
+from paceline_gateway.outlet import Outlet
+from paceline_gateway.plan import GenerationPlan
+from paceline_gateway.round_loop import RoundLoop
+from paceline_gateway.services import SessionServices
+
+logger = logging.getLogger(__name__)
+
+_MAILBOX_SLOTS = 1024
+"""Far more than one session's replicas, store and client can have to say at once."""
+
+
+class SessionActor:
+    """One generation.
+
+    Args:
+        plan: what to generate.
+        committer: decides when it ends.
+        services: what it works with.
+        warnings: things that the client should know from the start.
+    """
+
+    def __init__(
+        self,
+        plan: GenerationPlan,
+        committer: Committer,
+        services: SessionServices,
+        warnings: tuple[str, ...] = (),
+    ) -> None:
+        self._plan = plan
+        self._services = services
+        self._clock = asyncio.get_running_loop().time
+        self._mailbox: Mailbox[SessionCommand] = Mailbox(
+            f"the mailbox of session {plan.session}", max_items=0, max_bytes=0, reserved_items=_MAILBOX_SLOTS
+        )
+        now = self._clock()
+        self._ends_at = now + services.limits.max_generation_s
+        self._loop = RoundLoop(plan, committer, services.patience, now)
+        self._outlet = Outlet(
+            plan, services.owner, self._loop.log, self._positions, services.store, services.limits, self, warnings
+        )
+        self._links: dict[Lane, ReplicaLink] = {}
+        self._find_ids: dict[Lane, int] = {}
+        self._last_find_id = 0
+        self._rounds_begun = False
+        self._full_since: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def session(self) -> str:
+        """Its name."""
+        return self._plan.session
+
+    @property
+    def client(self) -> ClientStream:
+        """What its client gets."""
+        return self._outlet.client
+
+    # --- what others tell it ------------------------------------------------------------------------------------------
+
+    def tell(self, command: SessionCommand) -> bool:
+        """Hands it a command; says whether it is still there. Never waits and never raises."""
+        try:
+            self._mailbox.put_reserved(command)
+        except Unavailable:
+            return False
+        except CapacityExceeded:
+            self._end_mailbox()
+            return False
+        return True
+
+    def _end_mailbox(self) -> None:
+        """Refuses commands from now on. A replica that was found in vain does not keep the session."""
+        for command in self._mailbox.stop():
+            if isinstance(command, Found):
+                command.link.detach(self.session, self._plan.epoch)
+
+    def cancel(self, error: PacelineError) -> None:
+        """Ends the generation with an error, unless it has ended."""
+        self.tell(Cancel(error))
+
+    # --- the owner task -----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Runs the generation to its end; a supervised task."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                writing = tasks.create_task(self._outlet.writer.run(), name=f"store writer {self.session}")
+                await self._run()
+                writing.cancel()
+        except asyncio.CancelledError:
+            self.client.fail(Cancelled("the gateway is shutting down"))
+            raise
+        except Exception:
+            logger.exception("a session failed unexpectedly", extra={"session": self.session})
+            self.client.fail(PacelineError("internal error; the gateway's log has the details"))
+        finally:
+            self._end_mailbox()
+            self._set_timer(None)
+            for lane in Lane:
+                self._leave(lane)
+
+    async def _run(self) -> None:
+        self._settle()
+        while not self._outlet.over(self._clock()):
+            try:
+                commands = await self._mailbox.get_batch()
+            except MailboxStopped:
+                raise RuntimeError(f"more than {_MAILBOX_SLOTS} commands wait: a peer floods the session") from None
+            for command in commands:
+                self._handle(command, self._clock())
+                self._carry_out_all()
+            self._settle()
+
+    def _handle(self, command: SessionCommand, now: float) -> None:
+        match command:
+            case Said(lane, link, event):
+                if self._links.get(lane) is link:  # not from a replica that was left
+                    self._said(lane, event, now)
+            case StoreAnswered(result):
+                try:
+                    self._outlet.store_answered(result, now)
+                except PacelineError as error:
+                    self._loop.fail(error, now)
+            case Found():
+                self._found(command, now)
+            case LinkLost(lane, link):
+                if self._links.get(lane) is link:
+                    self._loop.lost(lane, now)
+            case LinkBack(lane, link, restarted):
+                if self._links.get(lane) is link:
+                    self._loop.back(lane, restarted, now)
+            case ClientRead():
+                self._full_since = None
+                self._loop.hold(False, now)
+            case Cancel(error):
+                self._loop.fail(error, now)
+            case Tick():
+                pass  # `_settle` looks at the clock
+
+    def _said(self, lane: Lane, event: ReplicaEvent, now: float) -> None:
+        if lane is Lane.VERIFIER:
+            if not isinstance(event, Drafted):
+                self._loop.on_verifier(event, now)
+        elif not isinstance(event, Verified):
+            self._loop.on_drafter(event, now)
+
+    # --- after each batch of commands ---------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Does what is due, moves tokens on, and sets the timer anew."""
+        now = self._clock()
+        self._check_limits(now)
+        deadline = self._loop.deadline
+        if deadline is not None and now >= deadline:
+            self._loop.tick(now)
+        self._carry_out_all()
+        self._outlet.settle(now, lambda: self._loop.report(now))
+        if self._outlet.started and not self._rounds_begun:
+            self._rounds_begun = True
+            self._loop.start(now)
+        if self.client.full and self._full_since is None:
+            self._full_since = now
+            self._loop.hold(True, now)
+        self._carry_out_all()
+        self._set_timer(self._next_deadline())
+
+    def _check_limits(self, now: float) -> None:
+        limits = self._services.limits
+        if now >= self._ends_at:
+            self._loop.fail(DeadlineExceeded(f"the generation took longer than {limits.max_generation_s:g} s"), now)
+        elif self._full_since is not None and now >= self._full_since + limits.client_stall_s:
+            self._loop.fail(
+                DeadlineExceeded(
+                    f"the client has left its full buffer unread for {limits.client_stall_s:g} s; read faster"
+                ),
+                now,
+            )
+
+    def _next_deadline(self) -> float | None:
+        times = [self._outlet.deadline]
+        if not self._loop.over:
+            times += [self._loop.deadline, self._ends_at]
+            if self._full_since is not None:
+                times.append(self._full_since + self._services.limits.client_stall_s)
+        return min((time for time in times if time is not None), default=None)
+
+    def _set_timer(self, at: float | None) -> None:
+        if self._timer is not None:
+            if self._timer.when() == at and not self._timer.cancelled():
+                return
+            self._timer.cancel()
+            self._timer = None
+        if at is not None:
+            self._timer = asyncio.get_running_loop().call_at(at, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.tell(Tick())
+
+    # --- carrying out -------------------------------------------------------------------------------------------------
+
+    def _carry_out_all(self) -> None:
+        while effects := self._loop.take_effects():
+            for effect in effects:
+                self._carry_out(effect)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Send(lane, command):
+                self._send(lane, command)
+            case Commit():
+                self._outlet.commit(effect)
+            case Find(lane, avoid):
+                self._find(lane, avoid)
+            case Leave(lane):
+                self._leave(lane)
+            case Finish():
+                self._outlet.finish(effect)
+            case Fail(error):
+                self._outlet.fail(error)
+
+    def _send(self, lane: Lane, command: ReplicaCommand) -> None:
+        link = self._links.get(lane)
+        if link is None:
+            return
+        try:
+            link.send(command)
+        except CapacityExceeded as error:
+            command_id = (
+                command.round if isinstance(command, Verify) else command.draft_id if isinstance(command, Draft) else 0
+            )
+            self._said(lane, Failed(self.session, self._plan.epoch, command_id, error.to_failure()), self._clock())
+
+    def _find(self, lane: Lane, avoid: str) -> None:
+        self._last_find_id += 1
+        self._find_ids[lane] = self._last_find_id
+        plan = self._plan
+        is_verifier = lane is Lane.VERIFIER
+        self._services.pool(lane).tell(
+            FindReplica(
+                session=plan.session,
+                find_id=self._last_find_id,
+                port=self,
+                avoid=avoid,
+                method="" if is_verifier else plan.method,
+                context_len=len(plan.prompt) + plan.max_tokens if is_verifier else 0,
+            )
+        )
+
+    def _found(self, found: Found, now: float) -> None:
+        if self._find_ids.get(found.lane) != found.find_id:
+            found.link.detach(self.session, self._plan.epoch)
+            return
+        del self._find_ids[found.lane]
+        self._links[found.lane] = found.link
+        self._loop.found(found.lane, found.replica, now)
+
+    def _leave(self, lane: Lane) -> None:
+        if self._find_ids.pop(lane, None) is not None:
+            self._services.pool(lane).tell(WithdrawFind(self.session))
+        link = self._links.pop(lane, None)
+        if link is not None:
+            link.detach(self.session, self._plan.epoch)
+
+    def _positions(self) -> Positions:
+        verifier, drafter = self._loop.verifier, self._loop.drafter
+        return Positions(
+            verifier=verifier.attachment.address,
+            verifier_kv_len=verifier.kv_len,
+            drafter=drafter.attachment.address,
+            drafter_kv_len=drafter.book.kv_len,
+            acceptance_ewma=self._loop.evidence.acceptance_ewma,
+        )

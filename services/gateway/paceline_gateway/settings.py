@@ -1,0 +1,137 @@
+"""Everything the gateway can be told."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import NoDecode
+
+from paceline.runtime.grpc_client import ClientTls
+from paceline.runtime.settings import ServiceSettings, settings_config, split_commas
+from paceline_gateway.plan import Patience
+from paceline_gateway.services import SessionLimits
+
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+):([0-9]{1,5})")
+_STATIC = "static://"
+MEMORY_STORE = "memory://"
+
+
+class GatewaySettings(ServiceSettings):
+    """Settings of the gateway service."""
+
+    model_config = settings_config("gateway")
+
+    model: str
+    """Target model, for its tokenizer and chat template: a folder, GGUF file, hub id or built-in name."""
+    model_name: str = ""
+    """Name that clients ask for; empty takes the last part of `model`. Replicas must serve the same name."""
+    verifiers: Annotated[tuple[str, ...], NoDecode] = ()
+    """Addresses of verifiers: host:port,host:port or static://host:port,host:port."""
+    drafters: Annotated[tuple[str, ...], NoDecode] = ()
+    """Addresses of drafters, in the same form; none: everything is decoded plainly."""
+    redis_url: SecretStr = SecretStr(MEMORY_STORE)
+    """Where sessions are recorded: redis://host:port, rediss://, unix://, or memory:// for this process only."""
+    redis_timeout_ms: int = Field(default=1000, ge=1)
+    """Time for one call of the store, in milliseconds."""
+    redis_ack_timeout_ms: int = Field(default=50, ge=1)
+    """Silence of the store after which streams go on undurable, in milliseconds."""
+    session_ttl_s: float = Field(default=3600.0, gt=0)
+    """Life of a session's record after its last write, in seconds."""
+    num_speculative_tokens: int = Field(default=4, ge=0, le=64)
+    """Block size of requests that do not say; 0 decodes plainly."""
+    draft_ahead: bool = True
+    """Draft the next block while one is being verified."""
+    max_concurrent_generations: int = Field(default=256, ge=1)
+    """Generations at once; more are refused with RESOURCE_EXHAUSTED."""
+    max_generation_s: float = Field(default=3600.0, gt=0)
+    """Most time of one generation, in seconds."""
+    max_buffered_chunks: int = Field(default=256, ge=2)
+    """Chunks that may wait for a slow client; no round is started while they do."""
+    max_buffered_bytes: int = Field(default=256 * 1024, ge=1024)
+    """Rough size of these chunks, in bytes."""
+    client_stall_s: float = Field(default=60.0, gt=0)
+    """A client that leaves its full buffer unread for so long is cut off, in seconds."""
+    startup_wait_s: float = Field(default=10.0, ge=0)
+    """At start, how long to wait for replicas before serving without them, in seconds."""
+    verifier_wait_ms: int = Field(default=2_000, ge=0)
+    """How long a new request waits for a verifier, in milliseconds."""
+    verifier_patience_ms: int = Field(default=10_000, ge=0)
+    """How long a running generation waits for a verifier after it lost its own, in milliseconds."""
+    return_window_ms: int = Field(default=1_000, ge=0)
+    """How long a generation waits for a lost replica before it moves to another, in milliseconds."""
+    draft_wait_floor_ms: int = Field(default=50, ge=0)
+    """Least time that a generation waits for a draft, in milliseconds; else three times the drafter's usual time."""
+    draft_wait_ceiling_ms: int = Field(default=1_000, ge=0)
+    """Most time that a generation waits for a draft, in milliseconds."""
+    drafter_silence_ms: int = Field(default=10_000, ge=1)
+    """A drafter that answers nothing for so long is given up for a while, in milliseconds."""
+    link_tls: bool = False
+    """Speak TLS to verifiers and drafters."""
+    link_tls_ca_file: Path | None = None
+    """PEM authorities that replicas' certificates must come from; none takes the system's."""
+    link_tls_cert_file: Path | None = None
+    """PEM certificate chain that this gateway shows to replicas (mutual TLS)."""
+    link_tls_key_file: Path | None = None
+    """PEM private key of `link_tls_cert_file`."""
+
+    @field_validator("verifiers", "drafters", mode="before")
+    @classmethod
+    def _split_addresses(cls, value: Any) -> Any:
+        parts = split_commas(value)
+        return [part.removeprefix(_STATIC) for part in parts] if isinstance(parts, list) else parts
+
+    @field_validator("verifiers", "drafters")
+    @classmethod
+    def _check_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for address in value:
+            match = _ADDRESS.fullmatch(address)
+            if match is None or not 0 < int(match[2]) <= 65535:
+                raise ValueError(f"{address!r} is no address; write host:port, several with commas")
+        if len(set(value)) < len(value):
+            raise ValueError("an address is named twice")
+        return value
+
+    @model_validator(mode="after")
+    def _check_links(self) -> Self:
+        files = (self.link_tls_ca_file, self.link_tls_cert_file, self.link_tls_key_file)
+        if any(files) and not self.link_tls:
+            raise ValueError("link_tls_* files need link_tls")
+        if (self.link_tls_cert_file is None) != (self.link_tls_key_file is None):
+            raise ValueError("link_tls_cert_file and link_tls_key_file belong together; give both or none")
+        if self.draft_wait_floor_ms > self.draft_wait_ceiling_ms:
+            raise ValueError("draft_wait_floor_ms must not exceed draft_wait_ceiling_ms")
+        return self
+
+    @property
+    def client_tls(self) -> ClientTls | None:
+        """How links speak to replicas."""
+        if not self.link_tls:
+            return None
+        return ClientTls(self.link_tls_ca_file, self.link_tls_cert_file, self.link_tls_key_file)
+
+    @property
+    def patience(self) -> Patience:
+        """How long sessions wait for what."""
+        return Patience(
+            first_verifier_s=self.verifier_wait_ms / 1000,
+            verifier_s=self.verifier_patience_ms / 1000,
+            return_window_s=self.return_window_ms / 1000,
+            draft_floor_s=self.draft_wait_floor_ms / 1000,
+            draft_ceiling_s=self.draft_wait_ceiling_ms / 1000,
+            drafter_silence_s=self.drafter_silence_ms / 1000,
+        )
+
+    @property
+    def session_limits(self) -> SessionLimits:
+        """Bounds of each session."""
+        return SessionLimits(
+            max_buffered_chunks=self.max_buffered_chunks,
+            max_buffered_bytes=self.max_buffered_bytes,
+            client_stall_s=self.client_stall_s,
+            max_generation_s=self.max_generation_s,
+            ack_timeout_s=self.redis_ack_timeout_ms / 1000,
+            record_expiry_s=self.session_ttl_s,
+        )

@@ -1,0 +1,386 @@
+"""A whole fleet in one process: real gRPC, real services, weightless models, any session store.
+
+    async with Fleet.start(tmp_path, hash_law(VOCAB), drafts=perfect) as fleet, fleet.client() as client:
+        run = await generate(client, fleet.request([1, 2, 3], max_tokens=20))
+
+A replica can be cut off (its port closes, its actor lives), killed (its actor dies too) and brought back on the same
+port, as the same life or as a new one. On leaving, nothing may be left: no session, page, stream, actor or task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from paceline_drafter.draft_actor import DraftActor, DraftLimits
+from paceline_drafter.servicer import DrafterService, drafter_door
+from paceline_gateway.service import GatewayService
+from paceline_gateway.settings import GatewaySettings
+from paceline_verifier.servicer import VerifierService, verifier_door
+from paceline_verifier.verify_actor import VerifyActor
+
+from paceline.client import AsyncClient
+from paceline.drafting.method import DraftMethod
+from paceline.engine.sampling import JudgeRequest, Verdict, judge
+from paceline.engine.target import TargetEngine, TargetOptions
+from paceline.generation import Chunk, Evidence, Finished, Started
+from paceline.messages import FinishReason, ModelInfo, SamplingParams, TokenOrigin
+from paceline.runtime.grpc_server import GrpcServer
+from paceline.runtime.replica_actor import ActorLimits, ReplicaActor
+from paceline.runtime.replica_service import Replica, ReplicaService
+from paceline.runtime.settings import ServiceSettings
+from paceline.runtime.supervisor import Supervisor
+from paceline.session.store import SessionStore
+from paceline.speculation.tree import EMPTY_BLOCK
+from paceline.text.request import GenerationRequest, Prompt, SpeculationOptions, TokenPrompt
+from paceline.text.tokenizer import Tokenizer
+from tests.fakes import scripted_drafter
+from tests.fakes.scripted_drafter import ScriptedDrafter, StepGate
+from tests.fakes.tiny_tokenizer import write_letters
+from tests.fakes.toy_runner import Law, ToyRunner
+
+VOCAB = 32
+EOS = VOCAB - 1
+GREEDY = SamplingParams(temperature=0.0)
+TIMEOUT_S = 20.0
+MODEL = "toy"
+
+NodeT = TypeVar("NodeT")
+RunnerFactory = Callable[[Law], ToyRunner]
+MethodFactory = Callable[[], DraftMethod]
+
+
+def target_law(law: Law, vocab_size: int = VOCAB) -> scripted_drafter.Law:
+    """What the target chooses after a context under a request's parameters, its noise included."""
+
+    def choose(context: Sequence[int], sampling: SamplingParams) -> int:
+        logits = law(tuple(context)).unsqueeze(0)
+        verdict = judge([JudgeRequest(logits, EMPTY_BLOCK, context, len(context), sampling, vocab_size)])[0]
+        assert isinstance(verdict, Verdict)
+        return verdict.tokens[0]
+
+    return choose
+
+
+def plain_tokens(law: Law, prompt: Sequence[int], max_tokens: int, sampling: SamplingParams = GREEDY) -> list[int]:
+    """What plain decoding gives, without any service; ends with the end-of-sequence token if it comes."""
+    choose, tokens = target_law(law), list(prompt)
+    while len(tokens) - len(prompt) < max_tokens and (len(tokens) == len(prompt) or tokens[-1] != EOS):
+        tokens.append(choose(tokens, sampling))
+    return tokens[len(prompt) :]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One generation as its client saw it."""
+
+    started: Started
+    chunks: tuple[Chunk, ...]
+    finished: Finished
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for chunk in self.chunks for token in chunk.token_ids]
+
+    @property
+    def origins(self) -> list[TokenOrigin]:
+        return [origin for chunk in self.chunks for origin in chunk.origins]
+
+    @property
+    def text(self) -> str:
+        return "".join(chunk.text for chunk in self.chunks)
+
+    @property
+    def reason(self) -> FinishReason:
+        return self.finished.finish_reason
+
+    @property
+    def evidence(self) -> Evidence:
+        return self.finished.evidence
+
+    def check_counts(self) -> None:
+        """Oracle 3: the same number, whichever way it is counted."""
+        evidence, tokens = self.evidence, self.tokens
+        assert self.finished.completion_tokens == len(tokens) == len(self.origins)
+        assert 0 <= evidence.accepted_tokens <= evidence.draft_tokens
+        assert evidence.accepted_tokens == self.origins.count(TokenOrigin.ACCEPTED)
+        assert evidence.accepted_tokens == sum(evidence.accepted_per_position)
+        assert evidence.target_passes > 0
+        assert evidence.tokens_per_target_pass == len(tokens) / evidence.target_passes
+        position = self.started.prompt_tokens
+        for chunk in self.chunks:
+            position += len(chunk.token_ids)
+            assert chunk.next_token == position
+            assert sum(chunk.text_lengths) == len(chunk.text)
+            assert len(chunk.text_lengths) == len(chunk.token_ids)
+
+
+async def generate(client: AsyncClient, request: GenerationRequest, timeout_s: float = TIMEOUT_S) -> Run:
+    """Runs one generation to its end and checks its counts."""
+    events = [event async for event in client.generate(request, timeout_s=timeout_s)]
+    started, *chunks, finished = events
+    assert isinstance(started, Started)
+    assert isinstance(finished, Finished)
+    assert all(isinstance(chunk, Chunk) for chunk in chunks)
+    run = Run(started, tuple([chunk for chunk in chunks if isinstance(chunk, Chunk)]), finished)
+    run.check_counts()
+    return run
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
+    """Returns when the condition holds; looks once per millisecond."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.001)  # noqa: ASYNC110  (the condition lies in other services: nothing tells)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass
+class Life(Generic[NodeT]):
+    """One process life of a replica: what dies with it."""
+
+    actor: ReplicaActor[Any, Any, Any]
+    service: ReplicaService[Any, Any]
+    model: NodeT
+
+
+class Node(Generic[NodeT]):
+    """A replica on a port of its own. `model` is the toy runner or the drafting method of the present life."""
+
+    _boots = itertools.count(1)
+
+    def __init__(self, make_life: Callable[[str], Life[NodeT]]) -> None:
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.check: Callable[[], None] = lambda: None
+        self._make_life = make_life
+        self._life: Life[NodeT] | None = None
+        self._server: GrpcServer | None = None
+        self._stack = contextlib.AsyncExitStack()
+        self._listening = contextlib.AsyncExitStack()
+
+    @property
+    def alive(self) -> Life[NodeT]:
+        assert self._life is not None, "the replica is dead"
+        return self._life
+
+    @property
+    def model(self) -> NodeT:
+        return self.alive.model
+
+    @property
+    def num_sessions(self) -> int:
+        return 0 if self._life is None else self._life.actor.num_sessions
+
+    async def boot(self) -> None:
+        """A new life, which listens."""
+        self._life = self._make_life(f"boot-{next(self._boots)}")
+        supervisor = await self._stack.enter_async_context(Supervisor("replica"))
+        await self._life.service.start(supervisor, lambda healthy: None)
+        await self.listen()
+
+    async def listen(self) -> None:
+        """Opens the port for the present life."""
+        self._server = GrpcServer(ServiceSettings(port=self.port), self.alive.service.grpc_services)
+        self.alive.service.register(self._server.server)
+        await self._server.start()
+
+    async def cut(self) -> None:
+        """Closes the port and breaks every stream; the actor lives on."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.server.stop(0)
+
+    async def kill(self) -> None:
+        """Ends the life: what it knew is gone."""
+        await self.cut()
+        life, self._life = self._life, None
+        if life is not None:
+            await life.service.stop()
+            await self._stack.aclose()
+            self._stack = contextlib.AsyncExitStack()
+
+    async def close(self) -> None:
+        if self._life is not None:
+            await until(lambda: self.num_sessions == 0)
+            self.alive.actor.check_integrity()
+            self.check()
+        await self.kill()
+
+
+VerifierNode = Node[ToyRunner]
+DrafterNode = Node[DraftMethod]
+
+
+@dataclass
+class FleetOptions:
+    """How a fleet differs from the smallest one.
+
+    Attributes:
+        method: makes the drafting method of each drafter; None for no drafter.
+        settings: settings of the gateway that are not the default.
+        runner: makes the toy runner of each verifier.
+        tokenizer_hash: what drafters say theirs is; None for the gateway's.
+    """
+
+    method: MethodFactory | None = None
+    num_verifiers: int = 1
+    num_drafters: int = 1
+    settings: dict[str, Any] = field(default_factory=dict)
+    store: SessionStore | None = None
+    runner: RunnerFactory = lambda law: ToyRunner(law, VOCAB, max_model_len=256)
+    target: TargetOptions = field(default_factory=TargetOptions)
+    limits: ActorLimits = field(default_factory=ActorLimits)
+    draft_limits: DraftLimits = field(default_factory=DraftLimits)
+    drafter_context: int = 0
+    tokenizer_hash: str | None = None
+
+
+class Fleet:
+    """A gateway with its replicas; see the module's docstring."""
+
+    def __init__(self, folder: Path, law: Law, options: FleetOptions) -> None:
+        self.law = law
+        self.options = options
+        self.folder = write_letters(folder / "model", VOCAB, max_model_len=256)
+        self.tokenizer = Tokenizer.load(self.folder)
+        self.verifiers: list[VerifierNode] = [Node(self._verifier_life) for _ in range(options.num_verifiers)]
+        num_drafters = options.num_drafters if options.method else 0
+        self.drafters: list[DrafterNode] = [Node(self._drafter_life) for _ in range(num_drafters)]
+        self.address = ""
+        self.gateway = GatewayService(
+            GatewaySettings(
+                model=str(self.folder),
+                model_name=MODEL,
+                verifiers=tuple(node.address for node in self.verifiers),
+                drafters=tuple(node.address for node in self.drafters),
+                **options.settings,
+            ),
+            options.store,
+        )
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def start(cls, folder: Path, law: Law, **options: Any) -> AsyncIterator[Fleet]:
+        """A running fleet.
+
+        Args:
+            folder: for the model's files.
+            law: the target.
+            options: of `FleetOptions`.
+        """
+        fleet = cls(folder, law, FleetOptions(**options))
+        async with contextlib.AsyncExitStack() as stack:
+            for node in fleet.nodes:
+                stack.push_async_callback(node.close)
+                await node.boot()
+            await stack.enter_async_context(fleet._serve())
+            yield fleet
+
+    @property
+    def nodes(self) -> list[Node[Any]]:
+        """All replicas."""
+        return [*self.verifiers, *self.drafters]
+
+    @contextlib.asynccontextmanager
+    async def _serve(self) -> AsyncIterator[None]:
+        server = GrpcServer(ServiceSettings(), self.gateway.grpc_services)
+        self.gateway.register(server.server)
+        self.address = await server.start()
+        async with Supervisor("gateway") as supervisor:
+            await self.gateway.start(supervisor, lambda healthy: None)
+            yield
+            await self.quiet()
+            await self.gateway.stop()
+            await server.stop(1.0)
+        assert not supervisor.children
+
+    async def quiet(self) -> None:
+        """Oracle 5: returns when nothing runs anywhere any more."""
+        sessions, pools = self.gateway.sessions, (self.gateway.verifiers, self.gateway.drafters)
+        await until(lambda: sessions.num_running == sessions.num_actors == 0)
+        await until(lambda: all(pool is None or pool.num_sessions + pool.num_searching == 0 for pool in pools))
+        await until(lambda: all(node.num_sessions == 0 for node in self.nodes))
+
+    def client(self) -> AsyncClient:
+        return AsyncClient(self.address)
+
+    def request(
+        self,
+        prompt: Sequence[int] | Prompt,
+        *,
+        max_tokens: int | None = 20,
+        sampling: SamplingParams = GREEDY,
+        num_speculative_tokens: int | None = None,
+        method: str = "",
+        **fields: Any,
+    ) -> GenerationRequest:
+        """A request with token ids, greedy unless told otherwise."""
+        ready = prompt if not isinstance(prompt, Sequence) else TokenPrompt(tuple(prompt))
+        speculation = SpeculationOptions(True, method, num_speculative_tokens)
+        return GenerationRequest(ready, sampling=sampling, max_tokens=max_tokens, speculation=speculation, **fields)
+
+    def _info(self, boot_id: str, **fields: Any) -> ModelInfo:
+        return ModelInfo(MODEL, VOCAB, boot_id=boot_id, eos_token_ids=(EOS,), weights_bytes=1000, **fields)
+
+    def _verifier_life(self, boot_id: str) -> Life[ToyRunner]:
+        runner = self.options.runner(self.law)
+        engine = TargetEngine(runner, eos_token_ids=(EOS,), options=self.options.target)
+        actor = VerifyActor(engine, self.options.limits)
+        info = self._info(
+            boot_id,
+            max_model_len=runner.info.max_model_len,
+            tokenizer_hash=self.tokenizer.fingerprint,
+            max_draft_tokens=self.options.target.max_draft_tokens,
+        )
+        return Life(actor, VerifierService(verifier_door(), lambda: Replica(actor, info)), runner)
+
+    def _drafter_life(self, boot_id: str) -> Life[DraftMethod]:
+        assert self.options.method is not None
+        method = self.options.method()
+        actor = DraftActor(method, self.options.draft_limits, self.options.limits)
+        stated = self.options.tokenizer_hash
+        info = self._info(
+            boot_id,
+            method=method.info.name,
+            max_model_len=self.options.drafter_context,
+            tokenizer_hash=self.tokenizer.fingerprint if stated is None else stated,
+            max_draft_tokens=self.options.draft_limits.max_draft_tokens,
+        )
+        return Life(actor, DrafterService(drafter_door(), lambda: Replica(actor, info)), method)
+
+
+def perfect_method(law: Law, *, gate: StepGate | None = None, at_once: bool = False) -> MethodFactory:
+    """A drafter that proposes what the target will choose."""
+    return lambda: ScriptedDrafter(scripted_drafter.perfect(target_law(law)), gate=gate, at_once=at_once)
+
+
+def scripted_methods(law: Law, vocab_size: int = VOCAB) -> Iterator[tuple[str, MethodFactory]]:
+    """Every kind of scripted drafter by name."""
+    choose = target_law(law, vocab_size)
+    scripts: dict[str, Callable[[], scripted_drafter.Script]] = {
+        "perfect": lambda: scripted_drafter.perfect(choose),
+        "wrong_at_0": lambda: scripted_drafter.wrong_at(choose, 0, vocab_size),
+        "wrong_at_2": lambda: scripted_drafter.wrong_at(choose, 2, vocab_size),
+        "eos_at_1": lambda: scripted_drafter.eos_at(choose, 1, EOS),
+        "out_of_vocab": lambda: scripted_drafter.out_of_vocab(choose, 1, vocab_size),
+        "negative_id": lambda: scripted_drafter.out_of_vocab(choose, 1, -1),
+        "empty": scripted_drafter.empty,
+        "too_long": lambda: scripted_drafter.too_long(choose, 7),
+        "garbage": lambda: scripted_drafter.garbage(5, vocab_size),
+        "broken": scripted_drafter.broken,
+    }
+    for name, make in scripts.items():
+        yield name, lambda make=make: ScriptedDrafter(make())  # type: ignore[misc]

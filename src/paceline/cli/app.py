@@ -239,8 +239,3 @@ def doctor(
 
     options = DoctorOptions(model, verifier_device, drafter_device, port, redis_url)
     raise typer.Exit(asyncio.run(run_doctor(options, json_output=json_output)))
-
-
-def main() -> None:
-    """Entry point of the `paceline` program."""
-    app()

@@ -78,13 +78,19 @@ class FleetCommands:
             "model-name": self._model_name,
             "verifiers": ",".join(verifiers),
             "drafters": ",".join(drafters),
-            "redis-url": redis_url,
             "num-speculative-tokens": str(self._options.num_speculative_tokens),
             "port": str(self._options.port),
         }
-        return self._spec(ServiceName.GATEWAY, None, flags)
+        # In the environment, since the URL may hold a password and everybody can read command lines.
+        return self._spec(ServiceName.GATEWAY, None, flags, {"PACELINE_GATEWAY_REDIS_URL": redis_url})
 
-    def _spec(self, service: ServiceName, index: int | None, flags: Mapping[str, str]) -> ChildSpec:
+    def _spec(
+        self,
+        service: ServiceName,
+        index: int | None,
+        flags: Mapping[str, str],
+        environment: Mapping[str, str] = _PASSIVE_THREADS,
+    ) -> ChildSpec:
         name = service.value if index is None else f"{service.value} {index}"
         file_name = name.replace(" ", "-")
         ready_file = self._run_dir / f"{file_name}.ready.json"
@@ -99,7 +105,7 @@ class FleetCommands:
             command=service_command(service, arguments),
             ready_file=ready_file,
             log_file=self._options.log_dir / f"{file_name}.log",
-            environment={} if service is ServiceName.GATEWAY else _PASSIVE_THREADS,
+            environment=environment,
         )
 
 

@@ -150,7 +150,9 @@ class RunningReplica(Generic[CommandT, EventT]):
         self.actor.check_integrity()
 
 
-def _verifier_link(channel: grpc.aio.Channel) -> Link[VerifierCommand, VerifierEvent]:
+def verifier_link(channel: grpc.aio.Channel) -> Link[VerifierCommand, VerifierEvent]:
+    """A stream to a verifier; its Hello is still to be read."""
+
     def frame(commands: Sequence[VerifierCommand]) -> verifier_pb2.VerifierConnectRequest:
         return verifier_pb2.VerifierConnectRequest(commands=map(wire.verifier_command_to_pb, commands))
 
@@ -158,7 +160,9 @@ def _verifier_link(channel: grpc.aio.Channel) -> Link[VerifierCommand, VerifierE
     return Link(call, frame, wire.verifier_event_from_pb)
 
 
-def _drafter_link(channel: grpc.aio.Channel) -> Link[DrafterCommand, DrafterEvent]:
+def drafter_link(channel: grpc.aio.Channel) -> Link[DrafterCommand, DrafterEvent]:
+    """A stream to a drafter; its Hello is still to be read."""
+
     def frame(commands: Sequence[DrafterCommand]) -> drafter_pb2.DrafterConnectRequest:
         return drafter_pb2.DrafterConnectRequest(commands=map(wire.drafter_command_to_pb, commands))
 
@@ -207,7 +211,7 @@ async def verifier_replica(
     actor = VerifyActor(engine, limits or ActorLimits())
     info = ModelInfo("toy", runner.info.vocab_size, runner.info.max_model_len, (), "toy-tokenizer", BOOT_ID)
     service = VerifierService(verifier_door(connect_limits), lambda: Replica(actor, info))
-    async with _serve(service, actor, _verifier_link) as replica:
+    async with _serve(service, actor, verifier_link) as replica:
         yield replica
     assert engine.num_sessions == 0
     assert engine.kv_pages_in_use == 0
@@ -226,7 +230,7 @@ async def drafter_replica(
     actor = DraftActor(method, draft_limits or DraftLimits(), limits or ActorLimits())
     info = ModelInfo("toy", 64, 512, (), "toy-tokenizer", BOOT_ID, method=method.info.name)
     service = DrafterService(drafter_door(connect_limits), lambda: Replica(actor, info))
-    async with _serve(service, actor, _drafter_link) as replica:
+    async with _serve(service, actor, drafter_link) as replica:
         yield replica
     assert actor.num_sessions == 0
 

@@ -13,31 +13,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from paceline.messages import SamplingParams
 from paceline.speculation.noise import keyed_argmax, keyed_argmax_of
 
 _SHORTLIST = 512
-"""How many of the best tokens are looked at for truncation before all of them are sorted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """What truncation leaves of some rows.
-
-    Attributes:
-        floors: least logit that stays. # [rows] float32
-        ids: the best tokens of each row. # [rows, width] int64
-        logits: their logits, -inf where one was cut off. # [rows, width] float32
-        complete: whether `ids` holds every token that stays. # [rows] bool
-    """
-
-    floors: torch.Tensor
-    ids: torch.Tensor
-    logits: torch.Tensor
-    complete: torch.Tensor
+"""How many of the best tokens are looked at first: mostly all that truncation leaves is among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,47 +51,44 @@ class Shaping:
         """Truncates and samples rows that are scaled already and have finite maxima. Returns ids, int64 # [rows]."""
         if not self.truncates:
             return keyed_argmax(logits, keys)
-        cut = self.cut(logits)
-        tokens = keyed_argmax_of(cut.logits, cut.ids, keys)
-        if not cut.complete.all():
-            wide = ~cut.complete
-            kept = logits[wide]
-            kept.masked_fill_(kept < cut.floors[wide].unsqueeze(1), -torch.inf)
-            tokens[wide] = keyed_argmax(kept, keys[wide])
-        return tokens
-
-    def cut(self, logits: torch.Tensor) -> Cut:
-        """Applies top_k, top_p and min_p, in that order, each to what the one before has left.
-
-        Looks at the best few hundred tokens and sorts all of them only in rows where those are not enough.
-
-        Args:
-            logits: scaled rows with finite maxima; not changed. # [rows, vocab_size] float32
-        """
-        vocab_size = logits.shape[1]
-        totals = None
-        if self.top_p < 1.0 and not self.top_k:
-            totals = 1.0 / logits.softmax(-1).amax(-1).double()  # sum of exp(logit - best logit)
-        best, ids = logits.topk(min(_SHORTLIST, vocab_size), dim=-1)
-        floors, complete = self._floors(best, totals)
-        complete |= (best[:, -1] == -torch.inf) | (best.shape[1] == vocab_size)
+        best, ids = logits.topk(min(_SHORTLIST, logits.shape[1]), dim=-1)
+        totals = self._totals(logits)
+        floors, complete = self._floors(best, totals, logits.shape[1])
+        tokens = keyed_argmax_of(best.masked_fill(best < floors.unsqueeze(1), -torch.inf), ids, keys)
         if not complete.all():
             wide = ~complete
-            floors[wide], _ = self._floors(_descending(logits[wide]), None if totals is None else totals[wide])
-        return Cut(floors, ids, best.masked_fill(best < floors.unsqueeze(1), -torch.inf), complete)
+            tokens[wide] = self._choose_wide(logits[wide], keys[wide], None if totals is None else totals[wide])
+        return tokens
 
-    def _floors(self, best: torch.Tensor, totals: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Judges from the best logits of each row in falling order, # [rows, width].
+    def floors(self, logits: torch.Tensor) -> torch.Tensor:
+        """The least logit of each row that top_k, top_p and min_p leave, each judging what the one before has left.
+
+        Args:
+            logits: scaled rows with finite maxima. # [rows, vocab_size] float32
 
         Returns:
-            The least logit that stays # [rows], and whether the answer is final # [rows] bool: something was seen that
-            does not stay after top_k (or after all, without top_k), so all that stays was seen.
+            Float32 # [rows].
+        """
+        best = logits.sort(dim=-1, descending=True).values
+        return self._floors(best, self._totals(logits), logits.shape[1])[0]
+
+    def _totals(self, logits: torch.Tensor) -> torch.Tensor | None:
+        """Sum of exp(logit - best logit) where top_p needs it of the whole row. # [rows] float64."""
+        return 1.0 / logits.softmax(-1).amax(-1).double() if self.top_p < 1.0 and not self.top_k else None
+
+    def _floors(
+        self, best: torch.Tensor, totals: torch.Tensor | None, vocab_size: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Floors judged from the best logits of each row in falling order, # [rows, width].
+
+        Returns:
+            The least logit that stays # [rows], and whether that is final # [rows] bool: a token was seen that top_k
+            does not leave (without top_k: that does not stay), or all tokens were seen.
         """
         floors = torch.full_like(best[:, 0], -torch.inf)
-        settled = None
         if self.top_k:
             floors = best[:, min(self.top_k, best.shape[1]) - 1].clone()
-            settled = best[:, -1] < floors
+        final = (best[:, -1] < floors) | (best[:, -1] == -torch.inf) | (best.shape[1] == vocab_size)
         if self.top_p < 1.0:
             weights = (best - best[:, :1]).exp_().double()
             weights.masked_fill_(best < floors.unsqueeze(1), 0.0)
@@ -119,13 +98,34 @@ class Shaping:
             floors = torch.maximum(floors, best.gather(1, num_kept.unsqueeze(1) - 1)[:, 0])
         if self.min_p > 0.0:
             floors = torch.maximum(floors, best[:, 0] + math.log(self.min_p))
-        return floors, best[:, -1] < floors if settled is None else settled
+        return floors, final if self.top_k else final | (best[:, -1] < floors)
 
+    def _choose_wide(self, logits: torch.Tensor, keys: torch.Tensor, totals: torch.Tensor | None) -> torch.Tensor:
+        """Samples rows of which more stays than the shortlist holds.
 
-def _descending(logits: torch.Tensor) -> torch.Tensor:
-    if logits.device.type == "cpu":
-        return torch.from_numpy(np.sort(logits.numpy(), axis=-1)[:, ::-1].copy())  # three times as fast as torch.sort
-    return logits.sort(dim=-1, descending=True).values
+        Without sorting: the best of all tokens is the best of those that stay if it stays itself, and top_p keeps it
+        if what is likelier than it has less mass than top_p. If not, neither it nor any less likely token stays, and
+        the rest is sampled again.
+        """
+        if totals is None:
+            floors = self.floors(logits).unsqueeze(1)
+            return keyed_argmax(logits.masked_fill(logits < floors, -torch.inf), keys)
+        best = logits.amax(-1, keepdim=True)
+        weights = (logits - best).exp_()
+        left = logits.masked_fill(
+            logits < best + (math.log(self.min_p) if self.min_p > 0.0 else -torch.inf), -torch.inf
+        )
+        tokens = torch.empty_like(keys)
+        open_rows = torch.arange(len(keys), device=keys.device)
+        while len(open_rows):
+            chosen = keyed_argmax(left[open_rows], keys[open_rows])
+            tokens[open_rows] = chosen
+            values = logits[open_rows].gather(1, chosen.unsqueeze(1))
+            likelier = torch.where(logits[open_rows] > values, weights[open_rows], 0.0).sum(-1, dtype=torch.float64)
+            cut_off = likelier >= self.top_p * totals[open_rows]
+            open_rows, values = open_rows[cut_off], values[cut_off]
+            left[open_rows] = left[open_rows].masked_fill(left[open_rows] <= values, -torch.inf)
+        return tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class SessionRows:
         self.state = state
         self.paths = paths
         self.shaping = Shaping.of(state.sampling)
-        self._counts: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._seen: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def position(self, row: int) -> int:
         """Absolute position of the token chosen from a row."""
@@ -204,24 +204,23 @@ class SessionRows:
 
     def _penalise_(self, logits: torch.Tensor, rows: Sequence[int]) -> None:
         sampling = self.state.sampling
-        vocab_size = logits.shape[1]
-        if self._counts is None:
-            committed = torch.tensor(self.state.committed, dtype=torch.int64)
-            in_vocab = (committed >= 0) & (committed < vocab_size)
-            split = self.state.generation_start
-            self._counts = (
-                torch.bincount(committed[:split][in_vocab[:split]], minlength=vocab_size).to(logits.device),
-                torch.bincount(committed[split:][in_vocab[split:]], minlength=vocab_size).to(logits.device),
+        if self._seen is None:
+            start = self.state.generation_start
+            self._seen = (
+                torch.unique(self._ids(self.state.committed[:start])),
+                self._ids(self.state.committed[start:]),
             )
-        in_prompt, in_output = self._counts
+        in_prompt, in_output = self._seen
         for index, row in enumerate(rows):
-            path = [token for token in self.paths[row] if 0 <= token < vocab_size]
-            output = in_output
-            if path:
-                output = in_output + torch.bincount(torch.tensor(path), minlength=vocab_size).to(logits.device)
-            values = logits[index]
+            output, counts = torch.unique(torch.cat([in_output, self._ids(self.paths[row])]), return_counts=True)
             if sampling.repetition_penalty != 1.0:
+                seen = torch.unique(torch.cat([in_prompt, output]))
+                values = logits[index, seen]
                 factor = sampling.repetition_penalty
-                repeated = torch.where(values > 0, values / factor, values * factor)
-                values = torch.where((in_prompt + output) > 0, repeated, values)
-            logits[index] = values - (sampling.frequency_penalty * output + sampling.presence_penalty * (output > 0))
+                logits[index, seen] = torch.where(values > 0, values / factor, values * factor)
+            logits[index, output] -= sampling.frequency_penalty * counts + sampling.presence_penalty
+
+    def _ids(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Those of the tokens that are in the vocabulary. # [n] int64."""
+        ids = torch.tensor(tokens, dtype=torch.int64)
+        return ids[(ids >= 0) & (ids < self.logits.shape[1])].to(self.logits.device)

@@ -248,7 +248,7 @@ def token_logprobs(
         logits, _ = session.processed((row,))
         kept = logits
         if session.shaping is not None and session.shaping.truncates:
-            kept = logits.masked_fill(logits < session.shaping.cut(logits).floors.unsqueeze(1), -torch.inf)
+            kept = logits.masked_fill(logits < session.shaping.floors(logits).unsqueeze(1), -torch.inf)
         logprobs = kept[0].log_softmax(-1).clamp_(min=LOGPROB_FLOOR)
         best, ids = logits[0].topk(min(num_top, logits.shape[1]))
         ranked = sorted(

@@ -28,7 +28,7 @@ def distribution(session: SessionRows, row: int) -> torch.Tensor:
     if session.shaping is None:
         return torch.nn.functional.one_hot(logits[0].argmax(), logits.shape[1]).float()
     if session.shaping.truncates:
-        logits = logits.masked_fill(logits < session.shaping.cut(logits).floors.unsqueeze(1), -torch.inf)
+        logits = logits.masked_fill(logits < session.shaping.floors(logits).unsqueeze(1), -torch.inf)
     return logits[0].softmax(-1)
 
 
@@ -69,19 +69,19 @@ class TestAgainstReference:
 class TestTruncation:
     def test_equal_logits_stay_or_go_together(self) -> None:
         logits = torch.tensor([[3.0, 2.0, 2.0, 2.0, 1.0, 0.0]])
-        assert Shaping(top_k=2).cut(logits).floors.tolist() == [2.0]
-        assert Shaping(top_p=0.6).cut(logits).floors.tolist() == [2.0]
-        assert Shaping(min_p=1.0).cut(logits).floors.tolist() == [3.0]
+        assert Shaping(top_k=2).floors(logits).tolist() == [2.0]
+        assert Shaping(top_p=0.6).floors(logits).tolist() == [2.0]
+        assert Shaping(min_p=1.0).floors(logits).tolist() == [3.0]
 
     def test_best_token_always_stays(self) -> None:
         logits = random_logits(3, 4, 600)
         for shaping in (Shaping(top_k=1), Shaping(top_p=1e-9), Shaping(min_p=1.0), Shaping(0.5, 1, 1e-6, 1.0)):
-            assert torch.equal(shaping.cut(logits).floors, logits.amax(-1))
+            assert torch.equal(shaping.floors(logits), logits.amax(-1))
 
     def test_top_k_beyond_what_is_left(self) -> None:
         logits = torch.tensor([[1.0, -torch.inf, 0.0] + [-torch.inf] * 2000])
         assert Shaping(top_k=5).choose(logits, noise_keys([1], [1])).item() in (0, 2)
-        assert Shaping(top_k=10_000).cut(logits).floors.tolist() == [-torch.inf]
+        assert Shaping(top_k=10_000).floors(logits).tolist() == [-torch.inf]
 
     @settings(max_examples=50)
     @given(
@@ -99,7 +99,7 @@ class TestTruncation:
         keys = noise_keys([seed] * 3, [0, 1, 2])
         masked = logits
         if shaping.truncates:
-            masked = logits.masked_fill(logits < shaping.cut(logits).floors.unsqueeze(1), -torch.inf)
+            masked = logits.masked_fill(logits < shaping.floors(logits).unsqueeze(1), -torch.inf)
         assert torch.equal(shaping.choose(logits, keys), keyed_argmax(masked, keys))
 
     @pytest.mark.parametrize("shortlist", [1, 2, 7, 64])
@@ -107,15 +107,15 @@ class TestTruncation:
         logits = random_logits(5, 6, 400, 1.5)
         keys = noise_keys([5] * 6, list(range(6)))
         shapings = [Shaping(top_k=20), Shaping(top_p=0.8), Shaping(top_k=30, top_p=0.5, min_p=0.05), Shaping(min_p=0.1)]
-        before = [(s.choose(logits, keys).tolist(), s.cut(logits).floors.tolist()) for s in shapings]
+        before = [(s.choose(logits, keys).tolist(), s.floors(logits).tolist()) for s in shapings]
         monkeypatch.setattr(processors, "_SHORTLIST", shortlist)
-        assert [(s.choose(logits, keys).tolist(), s.cut(logits).floors.tolist()) for s in shapings] == before
+        assert [(s.choose(logits, keys).tolist(), s.floors(logits).tolist()) for s in shapings] == before
 
     def test_rows_do_not_depend_on_their_neighbours(self) -> None:
         logits = torch.cat([random_logits(7, 3, 2000, 4.0), random_logits(8, 3, 2000, 0.2)])
         for shaping in (Shaping(top_p=0.9), Shaping(top_k=300, top_p=0.8), Shaping(min_p=0.3)):
-            together = shaping.cut(logits).floors
-            alone = torch.cat([shaping.cut(logits[row : row + 1]).floors for row in range(6)])
+            together = shaping.floors(logits)
+            alone = torch.cat([shaping.floors(logits[row : row + 1]) for row in range(6)])
             assert torch.equal(together, alone)
 
 

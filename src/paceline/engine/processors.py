@@ -107,14 +107,15 @@ class Shaping:
         if what is likelier than it has less mass than top_p. If not, neither it nor any less likely token stays, and
         the rest is sampled again.
         """
-        if totals is None:
-            floors = self.floors(logits).unsqueeze(1)
-            return keyed_argmax(logits.masked_fill(logits < floors, -torch.inf), keys)
         best = logits.amax(-1, keepdim=True)
+        if self.top_k:
+            floors = self.floors(logits).unsqueeze(1)
+        else:
+            floors = best + (math.log(self.min_p) if self.min_p > 0.0 else -torch.inf)
+        left = logits.masked_fill(logits < floors, -torch.inf)
+        if totals is None:
+            return keyed_argmax(left, keys)
         weights = (logits - best).exp_()
-        left = logits.masked_fill(
-            logits < best + (math.log(self.min_p) if self.min_p > 0.0 else -torch.inf), -torch.inf
-        )
         tokens = torch.empty_like(keys)
         open_rows = torch.arange(len(keys), device=keys.device)
         while len(open_rows):

@@ -1,0 +1,212 @@
+"""`paceline up` as a user starts it: real processes, real signals, a tiny random model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+Eventually = Callable[[Callable[[], bool]], None]
+
+
+@dataclass
+class Up:
+    """A running `paceline up`.
+
+    Attributes:
+        process: the launcher.
+        told: what it printed as JSON when the fleet was ready.
+    """
+
+    process: subprocess.Popen[str]
+    told: dict[str, Any]
+
+    @property
+    def gateway(self) -> str:
+        return str(self.told["addresses"]["gateway"])
+
+    def family(self) -> list[psutil.Process]:
+        """The launcher's descendants: services and Redis."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def ports(self) -> list[int]:
+        addresses = self.told["addresses"]
+        listed = [addresses["gateway"], *addresses["verifiers"], *addresses["drafters"], addresses["redis"]]
+        return [int(address.rsplit(":", 1)[1]) for address in listed]
+
+
+class Launcher:
+    """Starts `paceline up` and ends whatever is left of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: list[subprocess.Popen[str]] = []
+        self.seen: list[psutil.Process] = []
+
+    def start(self, model: Path, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", "from paceline.cli import main; main()", "up", "--json", "--model", str(model)]
+        command += ["--log-dir", str(self.folder / "logs"), *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder)
+        self.started.append(process)
+        return process
+
+    def up(self, model: Path, *arguments: str) -> Up:
+        process = self.start(model, *arguments)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            pytest.fail(f"paceline up ended: {process.communicate()[1]}")
+        up = Up(process, json.loads(line))
+        self.seen += up.family()
+        return up
+
+    def close(self) -> None:
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        for member in self.seen:
+            if member.is_running():
+                member.kill()
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    launcher = Launcher(tmp_path)
+    yield launcher
+    launcher.close()
+
+
+def generate(address: str, *arguments: str) -> dict[str, Any]:
+    """`paceline generate --json` as a process."""
+    command = [sys.executable, "-c", "from paceline.cli import main; main()", "generate", "--json", "--raw"]
+    command += ["--address", address, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def gone(members: list[psutil.Process]) -> bool:
+    return not any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in members)
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_the_fleet_serves_survives_a_lost_drafter_and_ends_at_ctrl_c(
+    launcher: Launcher, tiny_llama: Path, eventually: Eventually
+) -> None:
+    up = launcher.up(
+        tiny_llama, "--port=0", "--method=ngram,draft_model", f"--drafter-model={tiny_llama}", "--verifiers=2"
+    )
+    family, ports = up.family(), up.ports()
+    assert set(up.told["pids"]) == {"verifier 0", "verifier 1", "drafter 0", "gateway"}
+    assert all(is_listening(port) for port in ports)
+    question = ("abcabcab", "--max-tokens=40", "--temperature=0.8", "--top-p=0.95", "--seed=5")
+
+    fast = generate(up.gateway, *question)
+    plain = generate(up.gateway, *question, "--no-speculation")
+    assert fast["token_ids"] == plain["token_ids"]
+    assert fast["text"] == plain["text"]
+    assert len(plain["token_ids"]) == 40
+    assert set(plain["origins"]) == {"plain"}
+    assert plain["evidence"]["target_passes"] == 40
+    # The drafter is the target itself and shares the noise: nearly every draft is right.
+    assert fast["evidence"]["target_passes"] < 30
+    assert fast["evidence"]["accepted_tokens"] == fast["origins"].count("accepted") > 10
+
+    os.kill(up.told["pids"]["drafter 0"], signal.SIGKILL)
+    alone = generate(up.gateway, *question)
+    assert alone["token_ids"] == plain["token_ids"]
+    os.kill(up.told["pids"]["verifier 0"], signal.SIGKILL)
+    moved = generate(up.gateway, *question)
+    assert moved["token_ids"] == plain["token_ids"]
+    assert up.process.poll() is None
+
+    up.process.send_signal(signal.SIGINT)
+    _, errors = up.process.communicate(timeout=60)
+    assert up.process.returncode == 0, errors
+    assert "drafter 0: ended" in errors
+    assert "everything is stopped" in errors
+    assert gone(family)
+    assert not any(is_listening(port) for port in ports)
+
+
+def test_a_killed_launcher_leaves_no_process(launcher: Launcher, tiny_llama: Path, eventually: Eventually) -> None:
+    up = launcher.up(tiny_llama, "--port=0", "--method=ngram")
+    family, ports = up.family(), up.ports()
+    assert len(family) == 4  # verifier, drafter, gateway, Redis
+    up.process.kill()
+    up.process.wait()
+    eventually(lambda: gone(family))
+    assert not any(is_listening(port) for port in ports)
+
+
+def test_the_loss_of_the_only_verifier_ends_the_fleet(launcher: Launcher, tiny_llama: Path) -> None:
+    up = launcher.up(tiny_llama, "--port=0", "--drafters=0")
+    family = up.family()
+    assert up.told["addresses"]["drafters"] == []
+    os.kill(up.told["pids"]["verifier 0"], signal.SIGKILL)
+    _, errors = up.process.communicate(timeout=60)
+    assert up.process.returncode == 3
+    assert "error: verifier 0 was ended by signal 9" in errors
+    assert gone(family)
+
+
+def test_a_part_that_cannot_start_is_shown_with_its_last_lines(launcher: Launcher, tiny_llama: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        process = launcher.start(tiny_llama, f"--port={other.getsockname()[1]}", "--drafters=0")
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "error: gateway ended with exit status 1 before it was ready" in errors
+    assert "cannot go on" in errors  # the gateway's own last words
+    assert "Traceback" not in errors
+
+
+def test_a_model_that_is_not_there(launcher: Launcher, tmp_path: Path) -> None:
+    process = launcher.start(tmp_path / "nothing.gguf")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "error: there is no file" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_redis_that_is_not_there(launcher: Launcher, tiny_llama: Path) -> None:
+    process = launcher.start(tiny_llama, "--method=ngram", "--redis-url=redis://127.0.0.1:1")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert "error: " in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_start_that_is_interrupted_leaves_nothing(
+    launcher: Launcher, tiny_llama: Path, number: signal.Signals
+) -> None:
+    process = launcher.start(tiny_llama, "--port=0", "--method=ngram")
+    assert process.stderr is not None
+    while "verifier 0: starting" not in (line := process.stderr.readline()):
+        assert line, "ended before it started anything"
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert output == ""
+    assert "everything is stopped" in errors
+    assert gone(family)

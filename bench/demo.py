@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table
@@ -85,7 +86,7 @@ async def _compare_all(
         fast = await stream(client, request_for(prompt, speculation, max_tokens), colour=True, explain=False)
         verdict_here = await equality(client, prompt, plain, fast, max_tokens)
         console.print(Text(f"the two texts are {_MARKS[verdict_here][0]}", _MARKS[verdict_here][1]))
-        figures.append(prompt_figures(f"{prompt.kind} ({prompt.name})", [plain], [fast], [verdict_here]))
+        figures.append(prompt_figures(prompt.kind.replace("_", " "), [plain], [fast], [verdict_here]))
     return figures
 
 
@@ -102,10 +103,10 @@ def _first_line(text: str) -> str:
 
 def figures_table(figures: Sequence[PromptFigures]) -> Table:
     """The demo's table."""
-    table = Table(title="the same services, the same texts")
-    table.add_column("prompt")
-    for heading in ("tokens", "tokens/pass", "acceptance", "tok/s plain", "tok/s speculative", "ratio"):
-        table.add_column(heading, justify="right")
+    table = Table(title="greedy, the same services both ways", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    table.add_column("prompt", no_wrap=True)
+    for heading in ("tokens", "tokens/pass", "acceptance", "tok/s\nplain", "tok/s\nspeculative", "ratio"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("texts")
     for figure in figures:
         table.add_row(
@@ -116,7 +117,7 @@ def figures_table(figures: Sequence[PromptFigures]) -> Table:
             f"{figure.plain_tokens_per_second:.1f}",
             f"{figure.tokens_per_second:.1f}",
             f"{figure.ratio:.2f}x",
-            Text(*_MARKS[figure.equality]),
+            Text(figure.equality.value, _MARKS[figure.equality][1]),
         )
     return table
 

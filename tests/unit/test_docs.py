@@ -7,9 +7,13 @@ import shlex
 from pathlib import Path
 
 import pytest
+from paceline_drafter.settings import DrafterSettings
+from paceline_gateway.settings import GatewaySettings
+from paceline_verifier.settings import VerifierSettings
 from typer.main import get_command
 
 from paceline.cli.app import app
+from paceline.runtime.settings import ServiceSettings, load_settings
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -21,6 +25,12 @@ _LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 _FENCE = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`([^`\n]+)`")
 _WILDCARD = re.compile(r"[*<{]")
+
+_SETTINGS: dict[str, type[ServiceSettings]] = {
+    "gateway": GatewaySettings,
+    "verifier": VerifierSettings,
+    "drafter": DrafterSettings,
+}
 
 
 def name_of(document: Path) -> str:
@@ -46,7 +56,9 @@ def test_every_make_target_that_is_named_exists(document: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {"help", "demo", "test"} <= targets
     named = {
-        match.group(1) for line in code_lines(document.read_text()) if (match := re.match(r"make ([a-z][a-z-]*)\b", line))
+        match.group(1)
+        for line in code_lines(document.read_text())
+        if (match := re.match(r"make ([a-z][a-z-]*)\b", line))
     }
     assert named <= targets
 
@@ -61,6 +73,8 @@ def test_every_command_that_is_named_parses(document: Path) -> None:
         name, *arguments = shlex.split(match.group(1))
         command = group.get_command(group.make_context("paceline", [], resilient_parsing=True), name)  # type: ignore[attr-defined]
         assert command is not None, line
+        if name == "serve" and arguments[0] in _SETTINGS and "--help" not in arguments:
+            load_settings(_SETTINGS[arguments[0]], arguments[1:])
         # Inline code often names a command without its arguments; in a block it must be complete.
         complete = bool(arguments)
         command.make_context(name, arguments, resilient_parsing=not complete)

@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from paceline_drafter.draft_actor import DraftActor, DraftLimits
 from paceline_drafter.servicer import DrafterService, drafter_door
+from paceline_gateway.pool import Pool
 from paceline_gateway.service import GatewayService
 from paceline_gateway.settings import GatewaySettings
 from paceline_verifier.servicer import VerifierService, verifier_door
@@ -136,8 +137,8 @@ async def generate(client: AsyncClient, request: GenerationRequest, timeout_s: f
 async def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
     """Returns when the condition holds; looks once per millisecond."""
     async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.001)  # noqa: ASYNC110  (the condition lies in other services: nothing tells)
+        while not condition():  # noqa: ASYNC110  (the condition lies in other services: nothing tells)
+            await asyncio.sleep(0.001)
 
 
 def free_port() -> int:
@@ -164,12 +165,10 @@ class Node(Generic[NodeT]):
     def __init__(self, make_life: Callable[[str], Life[NodeT]]) -> None:
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
-        self.check: Callable[[], None] = lambda: None
         self._make_life = make_life
         self._life: Life[NodeT] | None = None
         self._server: GrpcServer | None = None
         self._stack = contextlib.AsyncExitStack()
-        self._listening = contextlib.AsyncExitStack()
 
     @property
     def alive(self) -> Life[NodeT]:
@@ -213,11 +212,12 @@ class Node(Generic[NodeT]):
             self._stack = contextlib.AsyncExitStack()
 
     async def close(self) -> None:
-        if self._life is not None:
-            await until(lambda: self.num_sessions == 0)
-            self.alive.actor.check_integrity()
-            self.check()
-        await self.kill()
+        """Checks the tables and ends the life."""
+        try:
+            if self._life is not None and self.num_sessions == 0:
+                self.alive.actor.check_integrity()
+        finally:
+            await self.kill()
 
 
 VerifierNode = Node[ToyRunner]
@@ -263,10 +263,12 @@ class Fleet:
         self.gateway = GatewayService(
             GatewaySettings(
                 model=str(self.folder),
-                model_name=MODEL,
-                verifiers=tuple(node.address for node in self.verifiers),
-                drafters=tuple(node.address for node in self.drafters),
-                **options.settings,
+                **{
+                    "verifiers": tuple(node.address for node in self.verifiers),
+                    "drafters": tuple(node.address for node in self.drafters),
+                    "model_name": MODEL,
+                    **options.settings,
+                },
             ),
             options.store,
         )
@@ -290,6 +292,16 @@ class Fleet:
             yield fleet
 
     @property
+    def verifier_pool(self) -> Pool:
+        assert self.gateway.verifiers is not None
+        return self.gateway.verifiers
+
+    @property
+    def drafter_pool(self) -> Pool:
+        assert self.gateway.drafters is not None
+        return self.gateway.drafters
+
+    @property
     def nodes(self) -> list[Node[Any]]:
         """All replicas."""
         return [*self.verifiers, *self.drafters]
@@ -300,11 +312,13 @@ class Fleet:
         self.gateway.register(server.server)
         self.address = await server.start()
         async with Supervisor("gateway") as supervisor:
-            await self.gateway.start(supervisor, lambda healthy: None)
-            yield
-            await self.quiet()
-            await self.gateway.stop()
-            await server.stop(1.0)
+            try:
+                await self.gateway.start(supervisor, lambda healthy: None)
+                yield
+                await self.quiet()
+            finally:
+                await self.gateway.stop()
+                await server.stop(1.0)
         assert not supervisor.children
 
     async def quiet(self) -> None:

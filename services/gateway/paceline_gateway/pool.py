@@ -92,9 +92,8 @@ class Pool:
         )
         self._settled = asyncio.Event()
         self._ready = asyncio.Event()
-        self.snapshot = PoolSnapshot(settled=not addresses)
-        if not addresses:
-            self._settled.set()
+        self.snapshot = PoolSnapshot()
+        self._publish()
 
     def _new_link(self, address: str) -> Link:
         def changed(changed_address: str) -> None:

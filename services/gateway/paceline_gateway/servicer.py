@@ -42,18 +42,18 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServicer):
         """Generates one completion and streams it."""
         actor, permit = await self._door.start(generate_request_from_pb(request))
 
-        def ended(ctx: grpc.aio.ServicerContext[Any, Any]) -> None:
+        def ended(_context: object = None) -> None:
             # The client may have left, or its deadline passed; once the generation has ended this does nothing.
             actor.cancel(Cancelled("the client has left"))
             permit.release()
 
         # A generator that is left in the middle is closed some time later; the rpc's end is known at once.
-        context.add_done_callback(ended)
+        context.add_done_callback(ended)  # type: ignore[arg-type]  # the stubs want a class of their own
         try:
             while (event := await actor.client.next()) is not None:
                 yield generation_event_to_pb(event)
         finally:
-            ended(context)
+            ended()
 
     async def GetSession(  # noqa: N802
         self, request: gateway_pb2.GetSessionRequest, context: grpc.aio.ServicerContext[Any, Any]

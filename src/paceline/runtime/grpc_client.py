@@ -11,6 +11,7 @@ import grpc.aio
 from paceline.errors import ConfigurationError
 from paceline.runtime.grpc_server import channel_options
 
+_FIRST_RECONNECT_BACKOFF_MS = 100
 _MAX_RECONNECT_BACKOFF_MS = 2_000
 
 
@@ -31,7 +32,12 @@ def open_channel(
     Raises:
         ConfigurationError: a certificate cannot be read.
     """
-    options = [*channel_options(max_message_bytes), ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_BACKOFF_MS)]
+    options = [
+        *channel_options(max_message_bytes),
+        # The library's own first pause is a second: too long for a peer that was restarted.
+        ("grpc.initial_reconnect_backoff_ms", _FIRST_RECONNECT_BACKOFF_MS),
+        ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_BACKOFF_MS),
+    ]
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
     try:

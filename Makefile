@@ -20,7 +20,6 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.paceline-installed
 TARGET_MODEL := smollm2-135m-instruct
 PIP_FLAGS := --disable-pip-version-check $(if $(V),,--quiet --quiet) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
-PROTOS := $(wildcard proto/paceline/v1/*.proto)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo test lint format proto verify-lossless bench clean distclean
@@ -64,9 +63,7 @@ format: $(STAMP) ## Formats Python and protos
 	@$(BIN)/buf format --write proto
 
 proto: $(STAMP) ## Regenerates the stubs in src/paceline/v1 from proto/
-	@$(BIN)/python -m grpc_tools.protoc --proto_path=proto --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
-	  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc --python_out=src --grpc_python_out=src \
-	  --mypy_out=src --mypy_grpc_out=src $(PROTOS)
+	@$(BIN)/python scripts/gen_protos.py
 
 verify-lossless: model ## Proves equality to plain decoding on 20 real prompts, all methods and block sizes (long)
 	@HF_HUB_OFFLINE=1 $(BIN)/python -m bench.verify_lossless

@@ -71,7 +71,7 @@ async def stream(client: AsyncClient, request: GenerationRequest, *, colour: boo
     console.print()
     notes.print(summary_line(summarise(completion)), style="dim")
     if not completion.durable:
-        notes.print("[yellow]warning:[/] the session store did not answer: this text is not recorded")
+        notes.print("[yellow]warning:[/] the session store was silent: the end of this text may not be recorded")
     return completion
 
 

@@ -67,7 +67,7 @@ class Completion:
         text: the generated text.
         token_ids: its tokens.
         origins: where each token came from.
-        durable: all of it is in the session store.
+        durable: the session store had acknowledged all of it when the last chunk was sent.
         finish_reason: why it ended.
         stop_string: the string that ended it; empty if none did.
         prompt_tokens: tokens of the prompt.
@@ -140,7 +140,8 @@ async def complete(
         text="".join([chunk.text for chunk in chunks]),
         token_ids=tuple([token for chunk in chunks for token in chunk.token_ids]),
         origins=tuple([origin for chunk in chunks for origin in chunk.origins]),
-        durable=all(chunk.durable for chunk in chunks),
+        # What was sent before the store answered is written by the time a later chunk is durable.
+        durable=not chunks or chunks[-1].durable,
         finish_reason=finished.finish_reason,
         stop_string=finished.stop_string,
         prompt_tokens=finished.prompt_tokens,

@@ -47,7 +47,6 @@ class SequencePlan:
         read: slots of all its rows.
         visible: # [stop - start, num_rows] which rows each new token sees without a window; None when all see all
             rows (a single token).
-        causal: whether the new tokens are a chain and there are no older rows.
         positions: of the new tokens.
     """
 
@@ -57,7 +56,6 @@ class SequencePlan:
     write: Slots
     read: Slots
     visible: torch.Tensor | None
-    causal: bool
     positions: torch.Tensor
     _masks: dict[tuple[int | None, int], torch.Tensor | None] = field(default_factory=dict)
 
@@ -143,7 +141,6 @@ def plan_pass(batch: Sequence[SequencePass], device: torch.device) -> PassPlan:
                 write=_as_slots(slots, device),
                 read=part.kv.slots(num_rows),
                 visible=_visible(part, num_rows, device),
-                causal=first == 0 and part.tree.is_chain,
                 positions=torch.tensor(part_positions, device=device),
             )
         )

@@ -45,6 +45,7 @@ class TransformersRunner:
         options: how to run it.
 
     Attributes:
+        model: the model, its attention replaced and its weights packed.
         pool: the key/value rows of all sequences.
         packing: what packing did.
         eos_token_ids: tokens that end a generation.
@@ -55,7 +56,7 @@ class TransformersRunner:
     """
 
     def __init__(self, loaded: LoadedModel, options: RunnerOptions = RunnerOptions()) -> None:
-        self._model = loaded.model
+        self.model = loaded.model
         self._device = next(loaded.model.parameters()).device
         self._dtype = next(loaded.model.parameters()).dtype
         self.eos_token_ids = loaded.eos_token_ids
@@ -110,7 +111,7 @@ class TransformersRunner:
         try:
             # A head needs at least one row; the logits of a row nobody wants are dropped below.
             wanted = plan.wanted if len(plan.wanted) else torch.zeros(1, dtype=torch.long, device=self._device)
-            logits = self._model(
+            logits = self.model(
                 input_ids=plan.token_ids, position_ids=plan.positions, use_cache=False, logits_to_keep=wanted
             ).logits[0]
         finally:
@@ -121,7 +122,7 @@ class TransformersRunner:
     def _own_logits(self, tokens: Sequence[int]) -> torch.Tensor:
         """Logits of every token by the model's own attention, without any cache # [num_tokens, vocab_size]."""
         ids = torch.tensor([list(tokens)], device=self._device)
-        logits: torch.Tensor = self._model(input_ids=ids, use_cache=False).logits[0]
+        logits: torch.Tensor = self.model(input_ids=ids, use_cache=False).logits[0]
         return logits.float()
 
     @torch.inference_mode()
@@ -132,21 +133,21 @@ class TransformersRunner:
             ModelError: the model's attention cannot be replaced.
         """
         attention = PagedAttention()
-        for module in self._model.modules():
+        for module in self.model.modules():
             if hasattr(module, "layer_idx"):
                 setattr(module, LAYER_STATE, attention)
-        name = type(self._model).__name__
+        name = type(self.model).__name__
         try:
-            self._model.set_attn_implementation(ATTENTION_NAME)
+            self.model.set_attn_implementation(ATTENTION_NAME)
             ids = torch.tensor([list(check_tokens[:2])], device=self._device)
             positions = torch.arange(2, device=self._device)[None]
-            self._model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=positions[0, :1])
+            self.model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=positions[0, :1])
         except (ValueError, AttributeError, TypeError, KeyError) as error:
             raise ModelError(
                 f"{name} does not run with an attention function of our own ({error}): it cannot be served",
                 field="model",
             ) from error
-        _check_facts(attention, self._model)
+        _check_facts(attention, self.model)
         return attention
 
 

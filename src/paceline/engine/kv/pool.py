@@ -76,9 +76,10 @@ class KVPool:
         self.page_tokens = page_tokens
         self.num_pages = num_pages
         num_slots = num_pages * page_tokens
-        # [num_planes, num_heads, num_slots, width] each; zeros cost no memory until they are written
+        # [num_planes, num_heads, num_slots, width] each; memory that is not written is not taken from the system yet,
+        # and never read, since only rows of the sequence are
         self.groups = tuple(
-            torch.zeros(shape.num_planes, shape.num_heads, num_slots, shape.width, dtype=dtype, device=device)
+            torch.empty(shape.num_planes, shape.num_heads, num_slots, shape.width, dtype=dtype, device=device)
             for shape in shapes
         )
         self.bytes_per_token = sum(shape.numbers_per_row for shape in shapes) * dtype.itemsize

@@ -116,7 +116,7 @@ def _check_device(device: str) -> None:
     kind, _, index = device.partition(":")
     if kind == "cpu":
         return
-    if kind != "cuda":
+    if kind != "cuda" or not (index or "0").isdecimal():
         raise ConfigurationError(f"device {device!r} is not known: use cpu or cuda:N", field="device")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if int(index or 0) >= count:

@@ -1,0 +1,1 @@
+"""Tools for developers: run them from the repository root."""

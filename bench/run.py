@@ -46,6 +46,7 @@ from paceline.errors import PacelineError
 from paceline.model_source import resolve
 
 _BUSY_LOAD = 0.7
+_TABLE_WIDTH = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +294,7 @@ def main() -> int:
         print_error(error)
         return exit_code(error)
     for table in (ratio_table(results), prompt_table(results), time_table(results)):
-        console.print(table)
+        console.print(table, width=max(console.width, _TABLE_WIDTH))
     if not arguments.quick:
         console.print(f"written to {write_report('speculation', results)}")
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.table import Table
 
 from bench.compare import WhereTimeGoes
@@ -12,11 +13,15 @@ if TYPE_CHECKING:
     from bench.run import Results
 
 
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+
+
 def ratio_table(results: Results) -> Table:
     """One line per method and block size."""
-    table = Table(title=f"median over {results.num_prompts} prompts, {results.repeats} repeats")
+    table = _table(f"median over {results.num_prompts} prompts, {results.repeats} repeats")
     table.add_column("method")
-    headings = ("K", "tokens/pass", "acceptance", "tok/s", "to plain", "to transformers", "texts")
+    headings = ("K", "tokens/pass", "acceptance", "tok/s", "to plain", "to\ntransformers", "texts")
     for heading in headings:
         table.add_column(heading, justify="right")
     table.add_row(
@@ -47,10 +52,10 @@ def _plain_to(results: Results) -> str:
 
 def prompt_table(results: Results) -> Table:
     """Ratios by prompt."""
-    table = Table(title="ratio to plain decoding by prompt (tokens/pass)")
+    table = _table("ratio to plain decoding by prompt (tokens/pass)")
     table.add_column("prompt")
     for row in results.rows:
-        table.add_column(f"{row.method} K={row.num_speculative_tokens}", justify="right")
+        table.add_column(f"{row.method.replace(',', ',\n')}\nK={row.num_speculative_tokens}", justify="right")
     for index, figure in enumerate(results.rows[0].prompts):
         cells = [row.prompts[index] for row in results.rows]
         table.add_row(figure.prompt, *[f"{cell.ratio:.2f}x ({cell.tokens_per_pass:.1f})" for cell in cells])
@@ -59,7 +64,7 @@ def prompt_table(results: Results) -> Table:
 
 def time_table(results: Results) -> Table:
     """Where the time goes, in milliseconds per token."""
-    table = Table(title="milliseconds per token; draft and wire run beside verify, the others add up to the total")
+    table = _table("milliseconds per token: total = verify + draft wait + rest; the others run beside")
     table.add_column("method")
     for heading in ("K", "total", "verify", "draft wait", "rest", "draft", "wire", "queue"):
         table.add_column(heading, justify="right")

@@ -7,7 +7,7 @@ import sys
 
 from paceline.cli.console import err
 from paceline.cli.generate import stream
-from paceline.cli.request import RequestOptions
+from paceline.cli.request import RequestOptions, explaining_unreachable
 from paceline.client import AsyncClient
 from paceline.text.request import ChatMessage, ChatPrompt
 
@@ -21,7 +21,8 @@ async def run_chat(options: RequestOptions, *, address: str, system: str, colour
     conversation = [ChatMessage("system", system)] if system else []
     async with AsyncClient(address) as client:
         # Fails at once when there is no gateway, and not after the first question has been typed.
-        models = await client.list_models()
+        with explaining_unreachable(address):
+            models = await client.list_models()
         err().print(f"{', '.join(model.model for model in models)}; an empty line ends", style="dim", markup=False)
         while question := await _read_line():
             conversation.append(ChatMessage("user", question))

@@ -21,7 +21,7 @@ from typing import Protocol, Self
 
 from paceline.cli.child import Child
 from paceline.cli.doctor import ping_redis
-from paceline.cli.fleet_commands import FleetCommands
+from paceline.cli.fleet_commands import FleetCommands, check_installed
 from paceline.cli.fleet_options import FleetOptions
 from paceline.cli.prepare import prepare
 from paceline.errors import Unavailable
@@ -93,6 +93,7 @@ class Fleet:
             PacelineError: something could not be made ready; what runs by then is left to `stop`.
         """
         options = self._options
+        check_installed(options)
         self._observer.changed("models", "preparing")
         prepared = await prepare(
             options.model,

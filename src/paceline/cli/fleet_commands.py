@@ -21,6 +21,17 @@ _PASSIVE_THREADS = {"OMP_WAIT_POLICY": "passive"}
 """OpenMP threads that spin while they wait steal the time of the other service on the same cores."""
 
 
+def check_installed(options: FleetOptions) -> None:
+    """Finds out before anything is started whether all services of a fleet are installed.
+
+    Raises:
+        ConfigurationError: one is not.
+    """
+    needed = [ServiceName.VERIFIER, ServiceName.GATEWAY, *([ServiceName.DRAFTER] if options.drafters else [])]
+    for service in needed:
+        service_command(service, ())
+
+
 class FleetCommands:
     """Command lines for one start of a fleet.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from paceline.client import AsyncClient
@@ -99,6 +100,23 @@ class Completion:
         return len(self.token_ids) / (self.evidence.total_ms / 1e3) if self.evidence.total_ms else 0.0
 
 
+@contextmanager
+def explaining_unreachable(address: str) -> Iterator[None]:
+    """Makes gRPC's words for "nobody listens there" into what a user can act on.
+
+    Raises:
+        Unavailable: nobody listens at the address.
+    """
+    try:
+        yield
+    except Unavailable as error:
+        if "failed to connect" not in error.message.lower():
+            raise
+        raise Unavailable(
+            f"no gateway answers at {address}: start one with `paceline up`, or name another with --address"
+        ) from error
+
+
 async def complete(
     client: AsyncClient,
     request: GenerationRequest,
@@ -120,16 +138,17 @@ async def complete(
     started: Started | None = None
     finished: Finished | None = None
     chunks: list[Chunk] = []
-    async for event in client.generate(request):
-        match event:
-            case Started():
-                started = event
-                on_start(event)
-            case Chunk():
-                chunks.append(event)
-                on_chunk(event)
-            case Finished():
-                finished = event
+    with explaining_unreachable(client.address):
+        async for event in client.generate(request):
+            match event:
+                case Started():
+                    started = event
+                    on_start(event)
+                case Chunk():
+                    chunks.append(event)
+                    on_chunk(event)
+                case Finished():
+                    finished = event
     if started is None or finished is None:
         raise Unavailable("the stream ended without its last message; the gateway may have been stopped")
     return Completion(

@@ -55,7 +55,8 @@ def prompt_table(results: Results) -> Table:
     table = _table("ratio to plain decoding by prompt (tokens/pass)")
     table.add_column("prompt")
     for row in results.rows:
-        table.add_column(f"{row.method.replace(',', ',\n')}\nK={row.num_speculative_tokens}", justify="right")
+        method = row.method.replace(",", ",\n")
+        table.add_column(f"{method}\nK={row.num_speculative_tokens}", justify="right")
     for index, figure in enumerate(results.rows[0].prompts):
         cells = [row.prompts[index] for row in results.rows]
         table.add_row(figure.prompt, *[f"{cell.ratio:.2f}x ({cell.tokens_per_pass:.1f})" for cell in cells])

@@ -1,0 +1,124 @@
+"""Random storms of commands on the target engine: every session gets the tokens of its own plain decoding."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from paceline.engine.local import LocalRequest, generate
+from paceline.engine.target import TargetEngine, TargetOptions
+from paceline.messages import NeedTokens, SamplingParams, Verified
+from paceline.speculation.tree import DraftTree
+from tests.fakes.toy_runner import ToyRunner, hash_law
+from tests.unit.engine.rounds import Owner
+
+LAW = hash_law(12, seed=6)
+NUM_TOKENS = 24
+
+
+class Session(Owner):
+    """An owner that knows what plain decoding gives it."""
+
+    def __init__(self, engine: TargetEngine, prompt: tuple[int, ...], sampling: SamplingParams, name: str) -> None:
+        super().__init__(engine, prompt, sampling, name)
+        solo = TargetEngine(ToyRunner(LAW, 12))
+        self.prompt_len = len(prompt)
+        self.truth = [*prompt, *generate(solo, [LocalRequest(prompt, sampling, NUM_TOKENS)])[0].tokens]
+        self.waiting = False
+
+    @property
+    def done(self) -> bool:
+        return len(self.log) >= self.prompt_len + NUM_TOKENS
+
+
+class TargetMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = TargetEngine(
+            ToyRunner(LAW, 12, page_tokens=3, num_pages=200),
+            options=TargetOptions(max_sessions=5, max_batch_tokens=14, max_draft_tokens=5),
+        )
+        self.sessions: dict[str, Session] = {}
+        self.num_opened = 0
+
+    def idle(self) -> list[str]:
+        return [name for name, session in self.sessions.items() if not session.waiting and not session.done]
+
+    @precondition(lambda self: len(self.sessions) < 5)
+    @rule(
+        prompt=st.lists(st.integers(0, 11), min_size=1, max_size=30),
+        temperature=st.sampled_from([0.0, 0.8]),
+    )
+    def open(self, prompt: list[int], temperature: float) -> None:
+        self.num_opened += 1
+        name = f"session-{self.num_opened}"
+        sampling = SamplingParams(temperature=temperature, seed=self.num_opened)
+        self.sessions[name] = Session(self.engine, tuple(prompt), sampling, name)
+
+    @precondition(lambda self: self.idle())
+    @rule(
+        data=st.data(),
+        num_right=st.integers(0, 5),
+        garbage=st.lists(st.lists(st.integers(-1, 12), min_size=1, max_size=4), max_size=3),
+        catch_up=st.integers(0, 6),
+    )
+    def submit(self, data: st.DataObject, num_right: int, garbage: list[list[int]], catch_up: int) -> None:
+        session = self.sessions[data.draw(st.sampled_from(self.idle()))]
+        length = len(session.log)
+        paths = [*garbage, session.truth[length : length + num_right]]
+        refused = session.submit(DraftTree.from_paths(paths), min(catch_up, length))
+        if isinstance(refused, NeedTokens):
+            refused = session.submit(DraftTree.from_paths(paths), length - refused.have_len)
+        assert refused is None
+        session.waiting = True
+
+    @precondition(lambda self: self.idle())
+    @rule(data=st.data(), num_lost=st.integers(1, 4))
+    def owner_falls_back(self, data: st.DataObject, num_lost: int) -> None:
+        """The owner lost tokens that it had not recorded; it will get the same ones again."""
+        session = self.sessions[data.draw(st.sampled_from(self.idle()))]
+        session.log.crop(max(session.prompt_len, len(session.log) - num_lost))
+
+    @precondition(lambda self: self.idle())
+    @rule(data=st.data(), num_ahead=st.integers(1, 4))
+    def owner_runs_ahead(self, data: st.DataObject, num_ahead: int) -> None:
+        """The owner has tokens from elsewhere, as after a move."""
+        session = self.sessions[data.draw(st.sampled_from(self.idle()))]
+        length = len(session.log)
+        session.log.extend(session.truth[length : length + num_ahead])
+
+    @precondition(lambda self: self.engine.has_work)
+    @rule()
+    def step(self) -> None:
+        for answer in self.engine.step():
+            assert isinstance(answer, Verified)
+            session = self.sessions[answer.session]
+            session.waiting = False
+            session.take(answer)
+
+    @precondition(lambda self: self.sessions)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(list(self.sessions)))
+        del self.sessions[name]
+        assert self.engine.close(name)
+
+    @invariant()
+    def every_token_is_the_session_s_own(self) -> None:
+        self.engine.check_integrity()
+        assert self.engine.num_sessions == len(self.sessions)
+        for session in self.sessions.values():
+            kept = session.log.slice(0, len(session.truth))
+            assert list(kept) == session.truth[: len(kept)]
+
+    def teardown(self) -> None:
+        while self.engine.has_work:
+            self.step()
+        for name in self.sessions:
+            self.engine.close(name)
+        assert self.engine.kv_pages_in_use == 0
+
+
+TestTarget = TargetMachine.TestCase
+TestTarget.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)

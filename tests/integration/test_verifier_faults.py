@@ -150,8 +150,8 @@ async def test_peer_that_does_not_read_is_cut_off_and_stalls_nobody() -> None:
 async def test_bytes_that_are_no_protobuf_end_their_stream_only() -> None:
     async with verifier_replica(toy()) as replica, replica.connect() as good:
         raw: Any = replica.channel.stream_stream("/paceline.v1.Verifier/Connect")()
-        await raw.write(b"\xff\xff\xff\xff")
         await wait_for(raw.read())  # Hello
+        await raw.write(b"\xff\xff\xff\xff")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await wait_for(raw.read())
         assert isinstance(error_from_rpc(caught.value), InvalidArgument)

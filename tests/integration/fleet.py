@@ -72,8 +72,10 @@ def target_law(law: Law, vocab_size: int = VOCAB) -> scripted_drafter.Law:
 def plain_tokens(law: Law, prompt: Sequence[int], max_tokens: int, sampling: SamplingParams = GREEDY) -> list[int]:
     """What plain decoding gives, without any service; ends with the end-of-sequence token if it comes."""
     choose, tokens = target_law(law), list(prompt)
-    while len(tokens) - len(prompt) < max_tokens and (len(tokens) == len(prompt) or tokens[-1] != EOS):
+    while len(tokens) - len(prompt) < max_tokens:
         tokens.append(choose(tokens, sampling))
+        if tokens[-1] == EOS and not sampling.ignore_eos:
+            break
     return tokens[len(prompt) :]
 
 
@@ -324,7 +326,7 @@ class Fleet:
     async def quiet(self) -> None:
         """Oracle 5: returns when nothing runs anywhere any more."""
         sessions, pools = self.gateway.sessions, (self.gateway.verifiers, self.gateway.drafters)
-        await until(lambda: sessions.num_running == sessions.num_actors == 0)
+        await until(lambda: not sessions.num_running and not sessions.actors)
         await until(lambda: all(pool is None or pool.num_sessions + pool.num_searching == 0 for pool in pools))
         await until(lambda: all(node.num_sessions == 0 for node in self.nodes))
 

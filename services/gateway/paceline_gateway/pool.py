@@ -104,7 +104,12 @@ class Pool:
     @property
     def num_sessions(self) -> int:
         """Sessions attached to any replica."""
-        return sum(link.num_sessions for link in self._links.values())
+        return sum(self.loads.values())
+
+    @property
+    def loads(self) -> dict[str, int]:
+        """Sessions attached, by address."""
+        return {address: link.num_sessions for address, link in self._links.items()}
 
     @property
     def num_searching(self) -> int:

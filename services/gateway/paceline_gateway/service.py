@@ -52,6 +52,7 @@ class GatewayService:
     """The gateway's `Service`.
 
     Attributes:
+        servicer: its rpc service.
         sessions: all running generations.
         store: records of sessions.
         verifiers: the verifier pool; there after `start`.
@@ -66,7 +67,7 @@ class GatewayService:
             store: used instead of the one that the settings name.
         """
         self._settings = settings
-        self._servicer = GenerationServicer()
+        self.servicer = GenerationServicer()
         self.sessions = Sessions(settings.max_concurrent_generations)
         self.store = make_store(settings) if store is None else store
         self.verifiers: Pool | None = None
@@ -79,7 +80,7 @@ class GatewayService:
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the servicer."""
-        gateway_pb2_grpc.add_GenerationServicer_to_server(self._servicer, server)
+        gateway_pb2_grpc.add_GenerationServicer_to_server(self.servicer, server)
 
     async def start(self, supervisor: Supervisor, set_healthy: Callable[[bool], None]) -> None:
         """Reads the tokenizer, checks the store, connects to the replicas, and opens the door.
@@ -110,7 +111,7 @@ class GatewayService:
             draft_ahead=settings.draft_ahead,
             verifier_wait_s=settings.verifier_wait_ms / 1000,
         )
-        self._servicer.open(Door(door_settings, tokenizer, template, services, self.sessions))
+        self.servicer.open(Door(door_settings, tokenizer, template, services, self.sessions))
 
     def _load_text(self) -> tuple[Tokenizer, ChatTemplate]:
         folder = resolve(self._settings.model, weights=False, progress=logger.info)
@@ -147,8 +148,9 @@ class GatewayService:
         """Gives replicas a moment, so that the first requests find them; serves without them if need be."""
         try:
             async with asyncio.timeout(self._settings.startup_wait_s):
-                await verifiers.wait_ready()
+                await verifiers.wait_settled()
                 await drafters.wait_settled()
+                await verifiers.wait_ready()
         except TimeoutError:
             pass
         for pool in (verifiers, drafters):

@@ -31,7 +31,12 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServicer):
         self._open_door = door
 
     @property
-    def _door(self) -> Door:
+    def door(self) -> Door:
+        """What the rpcs are translated for.
+
+        Raises:
+            Unavailable: the gateway is starting.
+        """
         if self._open_door is None:
             raise Unavailable("the gateway is starting; try again when health says SERVING")
         return self._open_door
@@ -40,7 +45,7 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServicer):
         self, request: gateway_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
         """Generates one completion and streams it."""
-        actor, permit = await self._door.start(generate_request_from_pb(request))
+        actor, permit = await self.door.start(generate_request_from_pb(request))
 
         def ended(_context: object = None) -> None:
             # The client may have left, or its deadline passed; once the generation has ended this does nothing.
@@ -59,14 +64,14 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServicer):
         self, request: gateway_pb2.GetSessionRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> gateway_pb2.GetSessionResponse:
         """Reads the record of a session."""
-        record = await self._door.record(request.session)
+        record = await self.door.record(request.session)
         return session_info_to_pb(_session_info(record))
 
     async def ListModels(  # noqa: N802
         self, request: gateway_pb2.ListModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> gateway_pb2.ListModelsResponse:
         """Lists the models that can be asked for."""
-        return gateway_pb2.ListModelsResponse(models=[served_model_to_pb(model) for model in self._door.models()])
+        return gateway_pb2.ListModelsResponse(models=[served_model_to_pb(model) for model in self.door.models()])
 
 
 def _session_info(record: SessionRecord) -> SessionInfo:

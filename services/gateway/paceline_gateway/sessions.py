@@ -52,9 +52,9 @@ class Sessions:
         return self._num_permits
 
     @property
-    def num_actors(self) -> int:
+    def actors(self) -> tuple[SessionActor, ...]:
         """Session actors, those included that only complete a record."""
-        return len(self._actors)
+        return tuple(self._actors.values())
 
     def start(self, supervisor: Supervisor) -> None:
         """Actors run under this supervisor."""

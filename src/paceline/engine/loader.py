@@ -8,12 +8,15 @@ and models whose logits through the paged pool differ from their own (`Transform
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from paceline.errors import ConfigurationError, ModelError
 
@@ -82,20 +85,33 @@ def load_model(folder: Path, *, dtype: ModelDtype = ModelDtype.FLOAT32, device: 
             f"{folder} names no end-of-sequence token: set eos_token_id in its generation_config.json", field="model"
         )
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype.torch_dtype,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            attn_implementation="eager",
-            device_map=None if device == "cpu" else {"": device},
-        )
+        with _no_progress_bar():
+            model = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype.torch_dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                attn_implementation="eager",
+                device_map=None if device == "cpu" else {"": device},
+            )
     except (ValueError, OSError, KeyError, ImportError) as error:
         raise ModelError(f"{folder} cannot be loaded as a causal language model: {error}", field="model") from error
     model.train(mode=False).requires_grad_(requires_grad=False)
     return LoadedModel(model, folder, eos_token_ids, _context_limit(config), config.get_text_config().vocab_size)
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Keeps `transformers` from drawing into a service's log."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def find_eos_token_ids(folder: Path) -> tuple[int, ...]:

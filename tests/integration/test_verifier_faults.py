@@ -175,7 +175,7 @@ async def test_closing_a_session_cancels_its_queued_verify() -> None:
         runner.gate.set()
         assert (await link.receive(Verified)).session == "first"
         failed = await link.receive(Failed)
-        assert (failed.session, failed.command_id, failed.failure.code) == ("second", 2, "unavailable")
+        assert (failed.session, failed.command_id, failed.failure.code) == ("second", 2, "cancelled")
         assert await link.receive(Closed) == Closed("second", 1)
         assert runner.passes[2:] == [(1,)]
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.drafting.method import DraftJob, DraftMethod
-from paceline.errors import CapacityExceeded, Fenced, InvalidArgument, PacelineError, Unavailable
+from paceline.errors import Cancelled, CapacityExceeded, Fenced, InvalidArgument, PacelineError, Unavailable
 from paceline.messages import (
     Close,
     Closed,
@@ -200,7 +200,7 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
         if session is not None:
             self._check_epoch(session, command.epoch)
             self.routes.attach(command.session, letter.stream)
-            self.close_session(command.session, Unavailable("the session was closed"))
+            self.close_session(command.session, Cancelled("the session was closed"))
         letter.stream.send(Closed(command.session, command.epoch))
 
     def _check_epoch(self, session: _Session, epoch: int) -> None:

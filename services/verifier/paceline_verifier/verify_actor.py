@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.engine.target import TargetEngine
-from paceline.errors import CapacityExceeded, Fenced, InvalidArgument, PacelineError, Unavailable
+from paceline.errors import Cancelled, CapacityExceeded, Fenced, InvalidArgument, PacelineError, Unavailable
 from paceline.messages import (
     Close,
     Closed,
@@ -152,7 +152,7 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
         if session is not None:
             self._check_epoch(session, command.epoch)
             self.routes.attach(command.session, letter.stream)
-            self.close_session(command.session, Unavailable("the session was closed"))
+            self.close_session(command.session, Cancelled("the session was closed"))
         letter.stream.send(Closed(command.session, command.epoch))
 
     def _check_epoch(self, session: _Session, epoch: int) -> None:

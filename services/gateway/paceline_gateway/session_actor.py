@@ -157,6 +157,8 @@ class SessionActor:
                     self._outlet.store_answered(result, now)
                 except PacelineError as error:
                     self._loop.fail(error, now)
+                    if self._outlet.ended and not self._outlet.terminal_sent:
+                        self._outlet.fail(error)  # the last tokens cannot be recorded: this is not a clean end
             case Found():
                 self._found(command, now)
             case LinkLost(lane, link):

@@ -164,8 +164,9 @@ class Node(Generic[NodeT]):
 
     _boots = itertools.count(1)
 
-    def __init__(self, make_life: Callable[[str], Life[NodeT]]) -> None:
+    def __init__(self, make_life: Callable[[str], Life[NodeT]], server: dict[str, Any]) -> None:
         self.port = free_port()
+        self._settings = ServiceSettings(port=self.port, **server)
         self.address = f"127.0.0.1:{self.port}"
         self._make_life = make_life
         self._life: Life[NodeT] | None = None
@@ -194,7 +195,7 @@ class Node(Generic[NodeT]):
 
     async def listen(self) -> None:
         """Opens the port for the present life."""
-        self._server = GrpcServer(ServiceSettings(port=self.port), self.alive.service.grpc_services)
+        self._server = GrpcServer(self._settings, self.alive.service.grpc_services)
         self.alive.service.register(self._server.server)
         await self._server.start()
 
@@ -234,6 +235,7 @@ class FleetOptions:
         method: makes the drafting method of each drafter; None for no drafter.
         settings: settings of the gateway that are not the default.
         runner: makes the toy runner of each verifier.
+        server: settings of the replicas' servers that are not the default.
         tokenizer_hash: what drafters say theirs is; None for the gateway's.
     """
 
@@ -241,6 +243,7 @@ class FleetOptions:
     num_verifiers: int = 1
     num_drafters: int = 1
     settings: dict[str, Any] = field(default_factory=dict)
+    server: dict[str, Any] = field(default_factory=dict)
     store: SessionStore | None = None
     runner: RunnerFactory = lambda law: ToyRunner(law, VOCAB, max_model_len=256)
     target: TargetOptions = field(default_factory=TargetOptions)
@@ -258,9 +261,11 @@ class Fleet:
         self.options = options
         self.folder = write_letters(folder / "model", VOCAB, max_model_len=256)
         self.tokenizer = Tokenizer.load(self.folder)
-        self.verifiers: list[VerifierNode] = [Node(self._verifier_life) for _ in range(options.num_verifiers)]
+        self.verifiers: list[VerifierNode] = [
+            Node(self._verifier_life, options.server) for _ in range(options.num_verifiers)
+        ]
         num_drafters = options.num_drafters if options.method else 0
-        self.drafters: list[DrafterNode] = [Node(self._drafter_life) for _ in range(num_drafters)]
+        self.drafters: list[DrafterNode] = [Node(self._drafter_life, options.server) for _ in range(num_drafters)]
         self.address = ""
         self.gateway = GatewayService(
             GatewaySettings(

@@ -30,6 +30,7 @@ from tests.fakes.scripted_drafter import StepGate
 from tests.fakes.toy_runner import hash_law, poisoned_law
 from tests.integration.fleet import VOCAB, Fleet, free_port, generate, perfect_method, plain_tokens, until
 
+CERTIFICATES = Path(__file__).parents[1] / "unit" / "runtime" / "certificates"
 LAW = hash_law(VOCAB, seed=1)
 PROMPT = [1, 2, 3]
 
@@ -291,6 +292,29 @@ async def test_redis_that_cannot_be_reached_ends_the_start(tmp_path: Path) -> No
             pytest.fail("the gateway must not start")
     assert caught.value.field == "redis_url"
     assert url in caught.value.message
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_links_with_mutual_tls(tmp_path: Path, trusted: bool) -> None:
+    server = {
+        "tls_cert_file": CERTIFICATES / "server.pem",
+        "tls_key_file": CERTIFICATES / "server.key",
+        "tls_client_ca_file": CERTIFICATES / "ca.pem",
+    }
+    shown = {
+        "link_tls_cert_file": CERTIFICATES / "client.pem",
+        "link_tls_key_file": CERTIFICATES / "client.key",
+    }
+    settings: dict[str, Any] = {"link_tls": True, "link_tls_ca_file": CERTIFICATES / "ca.pem"}
+    settings |= shown if trusted else {"startup_wait_s": 0.2, "verifier_wait_ms": 50}
+    options: dict[str, Any] = {"server": server, "settings": settings, "method": perfect_method(LAW)}
+    async with Fleet.start(tmp_path, LAW, **options) as fleet, fleet.client() as client:
+        if trusted:
+            run = await generate(client, fleet.request(PROMPT))
+            assert run.evidence.accepted_tokens > 0
+            return
+        with pytest.raises(Unavailable):
+            await generate(client, fleet.request(PROMPT))
 
 
 async def test_a_poisoned_request_hurts_only_itself(tmp_path: Path) -> None:

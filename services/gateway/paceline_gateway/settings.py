@@ -10,13 +10,20 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import NoDecode
 
 from paceline.runtime.grpc_client import ClientTls
-from paceline.runtime.settings import ServiceSettings, settings_config, split_commas
+from paceline.runtime.settings import ServiceSettings, settings_config
 from paceline_gateway.plan import Patience
 from paceline_gateway.services import SessionLimits
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+):([0-9]{1,5})")
 _STATIC = "static://"
 MEMORY_STORE = "memory://"
+
+
+def _addresses(text: str) -> list[str]:
+    """Addresses of "a:1,b:2", "static://a:1,b:2" or "[a:1,b:2]"; brackets around IPv6 hosts stay."""
+    if text.startswith("[") and text.endswith("]"):
+        text = text[1:-1]
+    return [part.strip() for part in text.removeprefix(_STATIC).split(",") if part.strip()]
 
 
 class GatewaySettings(ServiceSettings):
@@ -80,8 +87,10 @@ class GatewaySettings(ServiceSettings):
     @field_validator("verifiers", "drafters", mode="before")
     @classmethod
     def _split_addresses(cls, value: Any) -> Any:
-        parts = split_commas(value)
-        return [part.removeprefix(_STATIC) for part in parts] if isinstance(parts, list) else parts
+        given = [value] if isinstance(value, str) else value
+        if not isinstance(given, (list, tuple)) or not all(isinstance(part, str) for part in given):
+            return value
+        return [address for part in given for address in _addresses(part)]
 
     @field_validator("verifiers", "drafters")
     @classmethod

@@ -1,0 +1,300 @@
+"""Links and pools against a verifier that says what the test wants, on a real stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+from paceline_gateway.commands import FindReplica, Found, LinkBack, LinkLost, Said, SessionCommand, WithdrawFind
+from paceline_gateway.effects import Lane
+from paceline_gateway.fitness import Fitness
+from paceline_gateway.link_codec import VERIFIER_CODEC
+from paceline_gateway.links import Link, LinkLimits, LinkState
+from paceline_gateway.pool import Pool
+
+from paceline.errors import CapacityExceeded, ConfigurationError
+from paceline.messages import Close, Evicted, ModelInfo, Open, Opened, SamplingParams, Verify
+from paceline.runtime.supervisor import OnError, Supervisor
+from paceline.v1 import common_pb2, verifier_pb2
+from tests.integration.fake_verifier import FakeVerifier, fake_verifier
+from tests.integration.fleet import free_port, until
+
+INFO = ModelInfo("toy", 32, 256, (31,), "hash", "boot-1", max_draft_tokens=8)
+FITNESS = Fitness("toy", "hash", 32)
+CommandT = TypeVar("CommandT", bound=SessionCommand)
+
+
+class Port:
+    """A session as links and pools see it."""
+
+    def __init__(self, *, gone: bool = False) -> None:
+        self.told: list[SessionCommand] = []
+        self._gone = gone
+
+    def tell(self, command: SessionCommand) -> bool:
+        self.told.append(command)
+        return not self._gone
+
+    def of(self, kind: type[CommandT]) -> list[CommandT]:
+        return [command for command in self.told if isinstance(command, kind)]
+
+    @property
+    def events(self) -> list[object]:
+        return [said.event for said in self.of(Said)]
+
+
+def verify(round_number: int, session: str = "s") -> Verify:
+    return Verify(session, 1, round_number, 3, 99)
+
+
+@contextlib.asynccontextmanager
+async def linked(limits: LinkLimits | None = None) -> AsyncIterator[tuple[FakeVerifier, Link]]:
+    def check(address: str, info: ModelInfo) -> None:
+        FITNESS.check(Lane.VERIFIER, address, info)
+
+    async with fake_verifier(INFO) as (peer, address), Supervisor("test") as supervisor:
+        link = Link(address, VERIFIER_CODEC, check=check, changed=lambda _: None, limits=limits)
+        supervisor.spawn("link", link.run, on_error=OnError.FAIL)
+        await until(lambda: link.up)
+        yield peer, link
+
+
+# --- links ------------------------------------------------------------------------------------------------------------
+
+
+async def test_what_gathers_in_one_turn_is_one_frame() -> None:
+    async with linked() as (peer, link):
+        for number in range(1, 11):
+            link.send(verify(number))
+        await until(lambda: len(peer.commands) == 10)
+        assert len(peer.frames) == 1
+        assert peer.commands == [verify(number) for number in range(1, 11)]
+
+
+async def test_a_frame_is_closed_when_it_is_large() -> None:
+    async with linked(LinkLimits(frame_bytes=200)) as (peer, link):
+        large = Open("s", 1, tuple(range(1000)), 3, SamplingParams())
+        for command in (verify(1), large, verify(2)):
+            link.send(command)
+        await until(lambda: len(peer.commands) == 3)
+        assert [len(frame) for frame in peer.frames] == [1, 1, 1]
+        assert peer.commands == [verify(1), large, verify(2)]
+
+
+async def test_events_go_to_their_sessions_and_to_nobody_else() -> None:
+    async with linked() as (peer, link):
+        ports = {name: Port() for name in ("a", "b")}
+        for name, port in ports.items():
+            link.attach(name, port)
+        peer.say(Opened("a", 1), Evicted("b", 1, 2), Opened("nobody", 1))
+        await until(lambda: all(port.told for port in ports.values()))
+        assert ports["a"].told == [Said(Lane.VERIFIER, link, Opened("a", 1))]
+        assert ports["b"].events == [Evicted("b", 1, 2)]
+        link.detach("a", 1)
+        await until(lambda: peer.commands == [Close("a", 1)])
+        peer.say(Opened("a", 1), Opened("b", 1))
+        await until(lambda: len(ports["b"].told) == 2)
+        assert len(ports["a"].told) == 1
+
+
+async def test_a_message_that_makes_no_sense_hurts_nobody_else() -> None:
+    async with linked() as (peer, link):
+        port = Port()
+        link.attach("s", port)
+        unreadable = verifier_pb2.VerifierEvent(
+            verified=verifier_pb2.Verified(session="s", epoch=1, round=1, base_len=3, tokens=[-5])
+        )
+        peer.say_raw(
+            [
+                verifier_pb2.VerifierEvent(),
+                unreadable,
+                verifier_pb2.VerifierEvent(opened=common_pb2.Opened(session="s", epoch=1)),
+            ]
+        )
+        await until(lambda: Opened("s", 1) in port.events)
+        assert link.up
+
+
+async def test_a_broken_link_comes_back_and_sessions_are_told() -> None:
+    async with linked() as (peer, link):
+        port = Port()
+        link.attach("s", port)
+        peer.break_off()
+        await until(lambda: len(port.told) == 2)
+        assert port.told == [LinkLost(Lane.VERIFIER, link), LinkBack(Lane.VERIFIER, link, restarted=False)]
+        peer.info = replace(INFO, boot_id="boot-2")
+        peer.break_off()
+        await until(lambda: len(port.told) == 4)
+        assert port.told[3] == LinkBack(Lane.VERIFIER, link, restarted=True)
+
+
+async def test_sessions_that_left_while_the_link_was_broken_are_closed_later() -> None:
+    async with linked() as (peer, link):
+        for name in ("left", "came back", "stays"):
+            link.attach(name, Port())
+        port = Port()
+        link.attach("s", port)
+        peer.break_off()
+        await until(lambda: bool(port.of(LinkLost)))
+        link.detach("left", 1)
+        link.detach("came back", 1)
+        link.attach("came back", Port())
+        link.send(verify(1))  # forgotten: its session says it again
+        await until(lambda: peer.commands == [Close("left", 1)])
+        # A new life knows nobody: there is nothing to close.
+        peer.info = replace(INFO, boot_id="boot-2")
+        peer.break_off()
+        await until(lambda: len(port.of(LinkLost)) == 2)
+        link.detach("stays", 1)
+        await until(lambda: len(port.of(LinkBack)) == 2)
+        link.send(verify(2))
+        await until(lambda: peer.commands == [verify(2)])
+
+
+async def test_a_peer_that_does_not_read_fills_the_outbox_and_no_more() -> None:
+    async with linked(LinkLimits(outbox_commands=50, frame_bytes=1)) as (peer, link):
+        peer.reading.clear()
+        large = Open("s", 1, tuple(range(100_000)), 3, SamplingParams())
+        with pytest.raises(CapacityExceeded, match="at most 50"):
+            await send_for_ever(link, large)
+        link.attach("s", Port())
+        link.detach("s", 1)  # a close is never refused
+        peer.reading.set()
+        await until(lambda: peer.commands[-1:] == [Close("s", 1)])
+        link.send(verify(1))
+
+
+async def send_for_ever(link: Link, command: Open) -> None:
+    while True:
+        link.send(command)
+        await asyncio.sleep(0)
+
+
+async def test_a_restart_between_question_and_stream_is_noticed() -> None:
+    async with linked() as (peer, link):
+        peer.hello = "boot-2"
+        peer.break_off()
+        await until(lambda: link.state is LinkState.DOWN and "restarted" in link.trouble)
+        peer.hello = None
+        await until(lambda: link.up)
+
+
+async def test_a_replica_that_does_not_fit_is_refused_with_both_sides_named() -> None:
+    async with linked() as (peer, link):
+        peer.info = replace(INFO, tokenizer_hash="other")
+        peer.break_off()
+        await until(lambda: link.state is LinkState.REFUSED)
+        assert "hash other" in link.trouble
+        assert "hash hash" in link.trouble
+
+
+# --- pools ------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def pool_of(*infos: ModelInfo) -> AsyncIterator[tuple[Pool, list[FakeVerifier], list[str]]]:
+    async with contextlib.AsyncExitStack() as stack:
+        running = [await stack.enter_async_context(fake_verifier(info)) for info in infos]
+        addresses = [address for _, address in running]
+        supervisor = await stack.enter_async_context(Supervisor("test"))
+        pool = Pool(VERIFIER_CODEC, addresses, lambda address, info: FITNESS.check(Lane.VERIFIER, address, info))
+        pool.start(supervisor)
+        await until(lambda: len(pool.snapshot.ready) == len(infos))
+        yield pool, [peer for peer, _ in running], addresses
+
+
+def find(session: str, port: Port, **fields: object) -> FindReplica:
+    return FindReplica(session, 1, port, **fields)  # type: ignore[arg-type]
+
+
+async def found_by(port: Port) -> str:
+    await until(lambda: bool(port.of(Found)))
+    return port.of(Found)[-1].replica.address
+
+
+async def test_the_replica_with_fewest_sessions_is_picked() -> None:
+    async with pool_of(INFO, INFO) as (pool, _, addresses):
+        picked = []
+        for number in range(6):
+            port = Port()
+            pool.tell(find(f"s{number}", port))
+            picked.append(await found_by(port))
+        assert sorted(picked) == sorted(addresses * 3)
+        assert pool.loads == dict.fromkeys(addresses, 3)
+        assert pool.num_sessions == 6
+
+
+async def test_a_replica_to_avoid_is_taken_if_there_is_no_other() -> None:
+    async with pool_of(INFO, INFO) as (pool, peers, addresses):
+        port = Port()
+        pool.tell(find("a", port, avoid=addresses[0]))
+        assert await found_by(port) == addresses[1]
+        peers[1].info = replace(INFO, model="gone")
+        peers[1].break_off()
+        await until(lambda: len(pool.snapshot.ready) == 1)
+        port = Port()
+        pool.tell(find("b", port, avoid=addresses[0]))
+        assert await found_by(port) == addresses[0]
+
+
+async def test_the_context_must_be_large_enough() -> None:
+    async with pool_of(replace(INFO, max_model_len=64), INFO) as (pool, _, addresses):
+        for number in range(3):
+            port = Port()
+            pool.tell(find(f"s{number}", port, context_len=100))
+            assert await found_by(port) == addresses[1]
+        assert pool.snapshot.max_model_len == 256
+
+
+async def test_a_session_waits_for_the_first_replica_and_may_give_up() -> None:
+    port_number = free_port()
+    async with Supervisor("test") as supervisor:
+        address = f"127.0.0.1:{port_number}"
+        pool = Pool(VERIFIER_CODEC, [address], lambda *_: None)
+        pool.start(supervisor)
+        async with asyncio.timeout(10):
+            await pool.wait_settled()
+        assert address in pool.snapshot.why_not
+        waiting, gave_up = Port(), Port()
+        pool.tell(find("waiting", waiting))
+        pool.tell(find("gave up", gave_up))
+        pool.tell(WithdrawFind("gave up"))
+        await until(lambda: pool.num_searching == 1)
+        async with fake_verifier(INFO, port_number):
+            assert await found_by(waiting) == address
+            assert gave_up.told == []
+            assert pool.num_searching == 0
+            # A session that has ended meanwhile does not stay attached.
+            pool.tell(find("gone", Port(gone=True)))
+            await until(lambda: pool.num_sessions == 1)
+            assert pool.loads == {address: 1}
+
+
+# --- fitness ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lane", "changes", "named"),
+    [
+        (Lane.VERIFIER, {"model": "other"}, ["'other'", "'toy'"]),
+        (Lane.DRAFTER, {"model": "other"}, ["'other'", "'toy'"]),
+        (Lane.VERIFIER, {"tokenizer_hash": ""}, ["no hash", "hash hash"]),
+        (Lane.DRAFTER, {"tokenizer_hash": "abc", "vocab_size": 9}, ["hash abc, 9 ids", "hash hash, 32 ids"]),
+    ],
+)
+def test_misfits_are_named(lane: Lane, changes: dict[str, object], named: list[str]) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        FITNESS.check(lane, "host:1", replace(INFO, **changes))  # type: ignore[arg-type]
+    for part in (*named, "host:1"):
+        assert part in caught.value.message
+
+
+def test_what_fits() -> None:
+    FITNESS.check(Lane.VERIFIER, "host:1", INFO)
+    FITNESS.check(Lane.DRAFTER, "host:1", replace(INFO, tokenizer_hash=""))
+    # The same tokens in a wider model: only the fingerprint counts.
+    FITNESS.check(Lane.DRAFTER, "host:1", replace(INFO, vocab_size=64))

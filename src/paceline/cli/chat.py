@@ -18,6 +18,7 @@ async def run_chat(options: RequestOptions, *, address: str, system: str, colour
     Raises:
         PacelineError: what the gateway says.
     """
+    answers = 0
     conversation = [ChatMessage("system", system)] if system else []
     async with AsyncClient(address) as client:
         # Fails at once when there is no gateway, and not after the first question has been typed.
@@ -26,7 +27,9 @@ async def run_chat(options: RequestOptions, *, address: str, system: str, colour
         err().print(f"{', '.join(model.model for model in models)}; an empty line ends", style="dim", markup=False)
         while question := await _read_line():
             conversation.append(ChatMessage("user", question))
-            completion = await stream(client, options.request(ChatPrompt(tuple(conversation))), colour=colour)
+            request = options.request(ChatPrompt(tuple(conversation)))
+            completion = await stream(client, request, colour=colour, explain=not answers)
+            answers += 1
             conversation.append(ChatMessage("assistant", completion.text))
 
 

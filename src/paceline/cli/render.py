@@ -45,14 +45,13 @@ class Summary:
 
 def legend() -> Text:
     """What the colours mean."""
-    line = Text("drafts ")
+    line = Text("each token is an ", "dim")
     line.append("accepted", STYLES[TokenOrigin.ACCEPTED])
-    line.append(", the target's own token where a draft was wrong ")
+    line.append(" draft, ")
     line.append("recovered", STYLES[TokenOrigin.RECOVERED])
-    line.append(" or after all drafts ")
+    line.append(" after a wrong one, a ")
     line.append("bonus", STYLES[TokenOrigin.BONUS])
-    line.append(", no draft: plain")
-    line.stylize("dim", 0, len(line))
+    line.append(" after right ones, or plain")
     return line
 
 

@@ -180,6 +180,30 @@ async def test_closing_a_session_cancels_its_queued_verify() -> None:
         assert runner.passes[2:] == [(1,)]
 
 
+async def test_a_close_over_a_new_stream_does_not_fail_the_round_that_is_said_again_there() -> None:
+    """A gateway whose link was broken for long closes what it had, opens it anew and repeats its round."""
+    runner = toy()
+    async with verifier_replica(runner) as replica:
+        async with replica.connect() as old:
+            first, second = Writer.start("first", PROMPT), Writer.start("second", PROMPT)
+            await start(old, first)
+            await start(old, second)
+            runner.gate.clear()
+            await old.send(first.verify())
+            await runner.pass_entered()
+            command = second.verify()
+            await old.send(command)
+            await replica.until(lambda: replica.actor.num_waiting == 1)
+        async with replica.connect() as new:
+            await new.send(Close("second", 1), second.open(), command)
+            await replica.until(lambda: replica.actor.num_waiting == 5)
+            runner.gate.set()
+            assert await new.receive(Closed) == Closed("second", 1)
+            await new.receive(Opened)
+            assert (await new.receive(Verified)).round == command.round
+            assert replica.actor.sessions() == ["first", "second"]
+
+
 async def test_full_mailbox_refuses_with_numbers_but_takes_a_close() -> None:
     runner = toy()
     limits = ActorLimits(mailbox_items=2)

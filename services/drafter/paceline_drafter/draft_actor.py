@@ -4,7 +4,7 @@
 |---|---|
 | `Open` | a new session, the same one again, or a take-over by a newer epoch |
 | `Draft` | replay, drop, `NeedTokens`, or a job; a running job is superseded: answered with what it has |
-| `Close` | the session is gone; its running job is answered with what it has |
+| `Close` | (decided by the base) the session is gone; its running job is answered with what it has |
 | a step is done | finished jobs are answered |
 
 A draft is valid for one context: base + assumed. Whether it was of use the gateway finds out, so nothing here can
@@ -18,10 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.drafting.method import DraftJob, DraftMethod
-from paceline.errors import Cancelled, CapacityExceeded, Fenced, InvalidArgument, PacelineError, Unavailable
+from paceline.errors import InvalidArgument, PacelineError
 from paceline.messages import (
-    Close,
-    Closed,
     Draft,
     Drafted,
     DrafterCommand,
@@ -135,24 +133,19 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
                 self._draft(letter, letter.command)
             case Open():
                 self._open(letter, letter.command)
-            case Close():
-                self._close(letter, letter.command)
 
     def _open(self, letter: Letter[DrafterCommand, DrafterEvent], command: Open) -> None:
         self._check_ids(command.tokens, "tokens")
         validate_sampling(command.sampling, vocab_size=self._draft_limits.vocab_size or _ANY_ID)
         session = self._sessions.get(command.session)
         if session is not None:
-            self._check_epoch(session, command.epoch)
+            self.check_epoch(command)
             self._supersede(session)
             if command.epoch > session.epoch:
                 session.last_id, session.answer = 0, None
             session.epoch, session.opened, session.log = command.epoch, command, TokenLog(command.tokens)
         else:
-            if self.draining:
-                raise Unavailable("the drafter is shutting down; use another replica")
-            if len(self._sessions) >= self.limits.max_sessions:
-                raise CapacityExceeded(f"all {self.limits.max_sessions} draft sessions are taken; retry later")
+            self.check_room()
             self._method.open(command.session)
             self._sessions[command.session] = _Session(command.epoch, command, TokenLog(command.tokens))
         self.routes.attach(command.session, letter.stream)
@@ -163,7 +156,7 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
         if session is None:
             letter.stream.send(Evicted(command.session, command.epoch, command.draft_id))
             return
-        self._check_epoch(session, command.epoch)
+        self.check_epoch(command)
         if command.epoch > session.epoch:
             self._supersede(session)
             session.epoch, session.last_id, session.answer = command.epoch, 0, None
@@ -194,18 +187,6 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
             self._answer(session)
         else:
             self._due[command.session] = session.running
-
-    def _close(self, letter: Letter[DrafterCommand, DrafterEvent], command: Close) -> None:
-        session = self._sessions.get(command.session)
-        if session is not None:
-            self._check_epoch(session, command.epoch)
-            self.routes.attach(command.session, letter.stream)
-            self.close_session(command.session, Cancelled("the session was closed"))
-        letter.stream.send(Closed(command.session, command.epoch))
-
-    def _check_epoch(self, session: _Session, epoch: int) -> None:
-        if epoch < session.epoch:
-            raise Fenced(f"epoch {epoch} is over: epoch {session.epoch} owns the session", field="epoch")
 
     def _check_ids(self, tokens: tuple[int, ...], name: str) -> None:
         limit = self._draft_limits.vocab_size
@@ -294,10 +275,10 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
 
     # --- sessions ---------------------------------------------------------------------------------------------------
 
-    @property
-    def num_sessions(self) -> int:
-        """Draft sessions that are open."""
-        return len(self._sessions)
+    def epoch_of(self, session: str) -> int | None:
+        """Epoch of the session's owner; None when it is not open."""
+        held = self._sessions.get(session)
+        return None if held is None else held.epoch
 
     def sessions(self) -> list[str]:
         """Names of all sessions."""

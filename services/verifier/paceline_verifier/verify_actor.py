@@ -4,7 +4,7 @@
 |---|---|
 | `Open` | a new session, the same one again (nothing changes), or a take-over by a newer epoch |
 | `Verify` | by epoch: fenced, or a take-over; by round: replay, drop, or run |
-| `Close` | the session is gone; its open verify is answered with a failure |
+| `Close` | (decided by the base) the session is gone; its open verify is answered with a failure |
 | a pass is done | verdicts are kept for replay and sent |
 
 Within an epoch, with `last` the newest answered round: the same round again gets the same answer, an older one is
@@ -20,10 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.engine.target import TargetEngine
-from paceline.errors import Cancelled, CapacityExceeded, Fenced, InvalidArgument, PacelineError, Unavailable
+from paceline.errors import Fenced, InvalidArgument, PacelineError
 from paceline.messages import (
-    Close,
-    Closed,
     Evicted,
     Failed,
     Open,
@@ -94,18 +92,13 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
                 self._verify(letter, letter.command)
             case Open():
                 self._open(letter, letter.command)
-            case Close():
-                self._close(letter, letter.command)
 
     def _open(self, letter: Letter[VerifierCommand, VerifierEvent], command: Open) -> None:
         session = self._sessions.get(command.session)
         if session is None:
-            if self.draining:
-                raise Unavailable("the verifier is shutting down; use another replica")
-            if len(self._sessions) >= self.limits.max_sessions:
-                raise CapacityExceeded(f"all {self.limits.max_sessions} sessions are taken; retry later")
+            self.check_room()
         else:
-            self._check_epoch(session, command.epoch)
+            self.check_epoch(command)
             if command == session.opened and command.epoch == session.epoch:
                 # Sent again because a link broke: what has been computed since stays.
                 self.routes.attach(command.session, letter.stream)
@@ -125,7 +118,7 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
         if session is None:
             letter.stream.send(Evicted(command.session, command.epoch, command.round))
             return
-        self._check_epoch(session, command.epoch)
+        self.check_epoch(command)
         if command.epoch > session.epoch:
             self._end_running(session, Fenced(f"epoch {command.epoch} has taken the session over", field="epoch"))
             session.epoch, session.last_round, session.answer = command.epoch, 0, None
@@ -146,18 +139,6 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
             session.running = _Running(command, letter.arrived_s, self.clock())
         else:
             letter.stream.send(answer)
-
-    def _close(self, letter: Letter[VerifierCommand, VerifierEvent], command: Close) -> None:
-        session = self._sessions.get(command.session)
-        if session is not None:
-            self._check_epoch(session, command.epoch)
-            self.routes.attach(command.session, letter.stream)
-            self.close_session(command.session, Cancelled("the session was closed"))
-        letter.stream.send(Closed(command.session, command.epoch))
-
-    def _check_epoch(self, session: _Session, epoch: int) -> None:
-        if epoch < session.epoch:
-            raise Fenced(f"epoch {epoch} is over: epoch {session.epoch} owns the session", field="epoch")
 
     def _end_running(self, session: _Session, reason: PacelineError) -> None:
         """Answers the open verify with a failure; should the engine still judge it, the verdict is dropped."""
@@ -211,10 +192,10 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
 
     # --- sessions ---------------------------------------------------------------------------------------------------
 
-    @property
-    def num_sessions(self) -> int:
-        """Sessions that are open."""
-        return len(self._sessions)
+    def epoch_of(self, session: str) -> int | None:
+        """Epoch of the session's owner; None when it is not open."""
+        held = self._sessions.get(session)
+        return None if held is None else held.epoch
 
     def sessions(self) -> list[str]:
         """Names of all sessions."""

@@ -7,8 +7,8 @@ Each turn of the loop:
 3. close orphans whose time is over;
 4. if a pass is due, run it in the model's thread and apply its results.
 
-Nothing else touches the sessions or the model, and while a pass runs nobody does. What a command or a result means is
-the subclass's to decide.
+Nothing else touches the sessions or the model, and while a pass runs nobody does. `Close`, the room for sessions and
+the rule of epochs are the same for both and decided here; what other commands and results mean the subclass decides.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
-from paceline.errors import CapacityExceeded, PacelineError, Unavailable
-from paceline.messages import Close, Draft, Failed, Open, Verify
+from paceline.errors import Cancelled, CapacityExceeded, Fenced, PacelineError, Unavailable
+from paceline.messages import Close, Closed, Draft, Failed, Open, Verify
 from paceline.runtime.connect import EventStream
 from paceline.runtime.mailbox import Mailbox, MailboxStopped
 from paceline.runtime.routes import SessionRoutes
@@ -106,12 +106,11 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
 
     @abstractmethod
     def apply(self, letter: Letter[CommandT, EventT]) -> None:
-        """Applies one command; may raise, then the command is answered with `Failed`."""
+        """Applies one command other than `Close`; may raise, then the command is answered with `Failed`."""
 
-    @property
     @abstractmethod
-    def num_sessions(self) -> int:
-        """Sessions that are open."""
+    def epoch_of(self, session: str) -> int | None:
+        """Epoch of the session's owner; None when it is not open."""
 
     @abstractmethod
     def pass_due(self) -> bool:
@@ -180,6 +179,11 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
     def draining(self) -> bool:
         """New sessions are refused."""
         return self._draining
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that are open."""
+        return len(self.sessions())
 
     async def run(self) -> None:
         """The loop; a supervised task. Returns after `stop`."""
@@ -259,7 +263,10 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
     def _apply_guarded(self, letter: Letter[CommandT, EventT]) -> None:
         command = letter.command
         try:
-            self.apply(letter)
+            if isinstance(command, Close):
+                self._close(letter, command)
+            else:
+                self.apply(letter)
         except PacelineError as error:
             self._fail(letter, error)
         except Exception:
@@ -276,6 +283,36 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         """The answer to a command that failed."""
         # Failed is part of every service's events, which the type variable cannot say.
         return Failed(command.session, command.epoch, command_id_of(command), error.to_failure())  # type: ignore[return-value]
+
+    def _close(self, letter: Letter[CommandT, EventT], command: Close) -> None:
+        # The session's open command is answered over its own stream: the one that closes may have asked nothing yet.
+        if self.epoch_of(command.session) is not None:
+            self.check_epoch(command)
+            self.close_session(command.session, Cancelled("the session was closed"))
+        # Like Failed, Closed is part of every service's events.
+        letter.stream.send(Closed(command.session, command.epoch))  # type: ignore[arg-type]
+
+    def check_epoch(self, command: Open | Close | Verify | Draft) -> None:
+        """Refuses a command of an epoch that is over; newer ones pass.
+
+        Raises:
+            Fenced: a newer epoch owns the session.
+        """
+        epoch = self.epoch_of(command.session)
+        if epoch is not None and command.epoch < epoch:
+            raise Fenced(f"epoch {command.epoch} is over: epoch {epoch} owns the session", field="epoch")
+
+    def check_room(self) -> None:
+        """Refuses a new session when none may be opened.
+
+        Raises:
+            Unavailable: the replica is shutting down.
+            CapacityExceeded: all sessions are taken.
+        """
+        if self._draining:
+            raise Unavailable("the replica is shutting down; use another one")
+        if self.num_sessions >= self.limits.max_sessions:
+            raise CapacityExceeded(f"all {self.limits.max_sessions} sessions are taken; retry later")
 
     def close_session(self, session: str, reason: PacelineError) -> None:
         """Drops a session and its route."""

@@ -14,11 +14,15 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 from paceline.errors import Failure, ModelError, PacelineError, from_failure
+
+_MAX_LAST_WORDS_CHARS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +50,17 @@ async def prepare(target: str, *, bits: str, draft_model: str, progress: Callabl
     Raises:
         PacelineError: whatever `paceline.model_source.resolve` or `paceline.quantize.quantize` raise.
     """
+    with tempfile.TemporaryFile("w+") as errors:
+        return await _run(["-m", "paceline.cli.prepare", target, bits, draft_model], errors, progress)
+
+
+async def _run(arguments: Sequence[str], errors: IO[str], progress: Callable[[str], None]) -> Prepared:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "paceline.cli.prepare", target, bits, draft_model),
+        *arguments,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
+        stderr=errors,
         start_new_session=True,
     )
     try:
@@ -66,7 +75,10 @@ async def prepare(target: str, *, bits: str, draft_model: str, progress: Callabl
             else:
                 result = Prepared(**line["result"])
         if result is None:
-            raise ModelError(f"preparing {target} ended with exit status {await process.wait()} and no message")
+            status = await process.wait()
+            errors.seek(0)
+            last_words = errors.read()[-_MAX_LAST_WORDS_CHARS:].strip() or "it wrote nothing"
+            raise ModelError(f"preparing the models ended with exit status {status}: {last_words}")
         return result
     finally:
         with contextlib.suppress(ProcessLookupError):

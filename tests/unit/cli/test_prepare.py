@@ -67,7 +67,12 @@ async def test_a_cancelled_preparation_leaves_no_process(tmp_path: Path, monkeyp
     assert not psutil.pid_exists(pids[0])
 
 
-async def test_a_process_that_says_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(ModelError, match="exit status 1"):
+async def test_a_process_that_breaks_is_an_error_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "broken"
+    program.write_text("#!/bin/sh\necho the reason >&2\nexit 4\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(ModelError, match="exit status 4: the reason"):
         await prepare("x", bits="", draft_model="", progress=ignore)

@@ -94,21 +94,22 @@ class Door:
             raise NotFound(
                 f"model {request.model!r} is not served here; served is {self._settings.model!r}", field="model"
             )
+        arrived_at = asyncio.get_running_loop().time()
         permit = self._sessions.admit()
         try:
-            actor = await self._make_actor(request)
+            actor = await self._make_actor(request, arrived_at)
             self._sessions.run(actor)
         except BaseException:
             permit.release()
             raise
         return actor, permit
 
-    async def _make_actor(self, request: GenerationRequest) -> SessionActor:
+    async def _make_actor(self, request: GenerationRequest, arrived_at: float) -> SessionActor:
         await self._wait_for_verifier()
         prepared = await self._prepare(request)
         plan = self._plan(prepared)
         committer = Committer(self._tokenizer, prepared.end, prepared.prompt_ids)
-        return SessionActor(plan, committer, self._services, self._warnings(plan))
+        return SessionActor(plan, committer, self._services, self._warnings(plan), arrived_at)
 
     async def _wait_for_verifier(self) -> None:
         """Waits a moment for a verifier that is just being reconnected."""

@@ -69,9 +69,9 @@ class DrafterLane:
     # --- what happens to the replica ----------------------------------------------------------------------------------
 
     def seek(self, now: float) -> None:
-        """Asks for a drafter."""
+        """Asks for a drafter; for another one than the last, if there is one."""
         self._seek_at = None
-        self.attachment.seek(now)
+        self.attachment.seek(now, avoid=self.attachment.address)
 
     def found(self, replica: Replica) -> None:
         """A drafter is there: it is told all committed tokens, unless they have outgrown its context."""

@@ -180,6 +180,9 @@ class Link:
                     trouble = error.message
                 except TimeoutError:
                     trouble = f"no answer within {_HANDSHAKE_TIMEOUT_S:g} s"
+                except Exception:
+                    logger.exception("a link failed unexpectedly", extra={"replica": self.address})
+                    trouble = "internal error; the gateway's log has the details"
                 if self.up:
                     pause_s = _FIRST_PAUSE_S
                 self._down(state, trouble)

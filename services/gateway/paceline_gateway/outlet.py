@@ -6,6 +6,7 @@ actor's mailbox.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from paceline.errors import Cancelled, Fenced, PacelineError, SessionBusy
@@ -19,6 +20,8 @@ from paceline_gateway.journal import Journal
 from paceline_gateway.plan import GenerationPlan
 from paceline_gateway.services import SessionLimits
 from paceline_gateway.store_writer import StoreWriter
+
+logger = logging.getLogger(__name__)
 
 _NOT_STORED = "the session store does not answer: this session cannot be resumed until it does"
 
@@ -163,11 +166,25 @@ class Outlet:
         return at_once or (stored and not self._journal.num_waiting)
 
     def _send_terminal(self, outcome: Finish | PacelineError, report: Callable[[], Evidence]) -> None:
+        evidence = report()
+        prompt_tokens = len(self._plan.prompt)
         if isinstance(outcome, PacelineError):
             self.client.fail(outcome)
-            return
-        self.client.put(
-            Finished(outcome.reason, len(self._plan.prompt), self._num_tokens, report(), outcome.stop_string)
+        else:
+            self.client.put(Finished(outcome.reason, prompt_tokens, self._num_tokens, evidence, outcome.stop_string))
+        logger.info(
+            "generation ended",
+            extra={
+                "session": self._plan.session,
+                "outcome": outcome.code if isinstance(outcome, PacelineError) else outcome.reason.value,
+                "reason": outcome.message if isinstance(outcome, PacelineError) else "",
+                "prompt_tokens": prompt_tokens,
+                "completion_tokens": self._num_tokens,
+                "target_passes": evidence.target_passes,
+                "accepted_tokens": evidence.accepted_tokens,
+                "draft_tokens": evidence.draft_tokens,
+                "total_ms": round(evidence.total_ms),
+            },
         )
 
 

@@ -54,8 +54,8 @@ class Patience:
         draft_factor: multiple of the drafter's usual time, between these two.
         drafter_silence_s: for any answer of a drafter before it is given up.
         drafter_pause_s: before a drafter that was given up may be tried again.
-        capacity_retry_s: before a full verifier is asked again; doubles.
-        capacity_retries: how often.
+        refusal_pause_s: before a verifier that is full or shuts down, or another one, is asked again; doubles.
+        refusal_retries: how often.
     """
 
     first_verifier_s: float = 2.0
@@ -66,5 +66,5 @@ class Patience:
     draft_factor: float = 3.0
     drafter_silence_s: float = 10.0
     drafter_pause_s: float = 1.0
-    capacity_retry_s: float = 0.05
-    capacity_retries: int = 5
+    refusal_pause_s: float = 0.05
+    refusal_retries: int = 5

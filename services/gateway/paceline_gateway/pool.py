@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from paceline.messages import ModelInfo
 from paceline.runtime.grpc_client import ClientTls
-from paceline.runtime.mailbox import Mailbox, MailboxStopped
+from paceline.runtime.mailbox import Mailbox
 from paceline.runtime.supervisor import OnError, Supervisor
 from paceline_gateway.commands import FindReplica, Found, LinkChanged, PoolCommand, WithdrawFind
 from paceline_gateway.effects import Replica
@@ -118,8 +118,7 @@ class Pool:
 
     def tell(self, command: PoolCommand) -> None:
         """Hands the pool a command; answers come to the session's port."""
-        if not self._mailbox.draining:
-            self._mailbox.put_reserved(command)
+        self._mailbox.put_reserved(command)
 
     async def wait_settled(self) -> None:
         """Returns when every replica has been tried once."""
@@ -135,18 +134,11 @@ class Pool:
         for link in self._links.values():
             supervisor.spawn(f"link {link.address}", link.run, on_error=OnError.RESTART)
 
-    def stop(self) -> None:
-        """Answers nobody any more."""
-        self._mailbox.stop()
-
     async def run(self) -> None:
-        """The owner task."""
-        try:
-            while True:
-                for command in await self._mailbox.get_batch():
-                    self._handle(command)
-        except MailboxStopped:
-            return
+        """The owner task; runs until it is cancelled."""
+        while True:
+            for command in await self._mailbox.get_batch():
+                self._handle(command)
 
     def _handle(self, command: PoolCommand) -> None:
         match command:

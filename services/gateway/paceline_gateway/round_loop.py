@@ -27,7 +27,7 @@ from paceline_gateway.drafter_lane import DrafterLane
 from paceline_gateway.effects import Commit, Effect, Fail, Finish, Lane, Replica
 from paceline_gateway.evidence import EvidenceCounters, origins_of
 from paceline_gateway.plan import GenerationPlan, Patience
-from paceline_gateway.verifier_lane import Verdict, VerifierLane
+from paceline_gateway.verifier_lane import BlockRefused, Verdict, VerifierLane
 
 
 class RoundLoop:
@@ -115,9 +115,12 @@ class RoundLoop:
         """The verifier says something."""
 
         def step() -> None:
-            verdict = self.verifier.handle(event, now)
-            if verdict is not None:
-                self._commit(verdict, now)
+            outcome = self.verifier.handle(event, now)
+            if isinstance(outcome, Verdict):
+                self._commit(outcome, now)
+            elif isinstance(outcome, BlockRefused):
+                self.drafter.book.drop_tail()
+                self.verifier.verify(EMPTY_BLOCK, now)
 
         self._do(step, now)
 
@@ -219,8 +222,11 @@ class RoundLoop:
         self.verifier.verify(block, now)
         self._draft_ahead(block, now)
 
+    def _block_limit(self) -> int:
+        return min(self._plan.num_draft_tokens, self.verifier.max_draft_tokens)
+
     def _depth_limit(self) -> int:
-        return min(self._plan.num_draft_tokens, self._committer.remaining_tokens - 1)
+        return min(self._block_limit(), self._committer.remaining_tokens - 1)
 
     def _next_block(self, now: float) -> DraftTree | None:
         """The block to verify now; None while a draft is worth waiting for."""
@@ -232,7 +238,7 @@ class RoundLoop:
             return crop_nodes(book.tail.crop_depth(limit), self.verifier.max_draft_tokens)
         if not self.drafter.live or len(self.log) == len(self._plan.prompt):
             return EMPTY_BLOCK  # also the first round: reading the prompt need not wait for anybody
-        depth = min(limit, self.drafter.depth_limit(), self.verifier.max_draft_tokens)
+        depth = min(limit, self.drafter.depth_limit())
         if depth > 0 and book.worth_asking():
             self.drafter.draft(depth, now)
         if not book.promising or self._drafter_late:
@@ -261,7 +267,7 @@ class RoundLoop:
             return
         book = self.drafter.book
         known = len(main_path(book.tail))
-        wanted = min(block.max_depth + 1 + self._plan.num_draft_tokens, self._committer.remaining_tokens - 1)
+        wanted = min(block.max_depth + 1 + self._block_limit(), self._committer.remaining_tokens - 1)
         depth = min(wanted - known, self.drafter.depth_limit())
         if known + depth > block.max_depth + 1 and depth > 0 and book.worth_asking():
             self.drafter.draft(depth, now)

@@ -53,6 +53,7 @@ class SessionActor:
         committer: decides when it ends.
         services: what it works with.
         warnings: things that the client should know from the start.
+        arrived_at: when the request came, in the event loop's time; None for now.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class SessionActor:
         committer: Committer,
         services: SessionServices,
         warnings: tuple[str, ...] = (),
+        arrived_at: float | None = None,
     ) -> None:
         self._plan = plan
         self._services = services
@@ -68,9 +70,9 @@ class SessionActor:
         self._mailbox: Mailbox[SessionCommand] = Mailbox(
             f"the mailbox of session {plan.session}", max_items=0, max_bytes=0, reserved_items=_MAILBOX_SLOTS
         )
-        now = self._clock()
-        self._ends_at = now + services.limits.max_generation_s
-        self._loop = RoundLoop(plan, committer, services.patience, now)
+        started_at = self._clock() if arrived_at is None else arrived_at
+        self._ends_at = started_at + services.limits.max_generation_s
+        self._loop = RoundLoop(plan, committer, services.patience, started_at)
         self._outlet = Outlet(
             plan, services.owner, self._loop.log, self._positions, services.store, services.limits, self, warnings
         )
@@ -224,7 +226,8 @@ class SessionActor:
 
     def _set_timer(self, at: float | None) -> None:
         if self._timer is not None:
-            if self._timer.when() == at and not self._timer.cancelled():
+            # A timer that comes too early does no harm: `_settle` sets it anew.
+            if at is not None and self._timer.when() <= at:
                 return
             self._timer.cancel()
             self._timer = None

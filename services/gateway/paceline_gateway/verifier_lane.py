@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from paceline.errors import CapacityExceeded, Fenced, InvalidArgument, PacelineError, Unavailable, from_failure
 from paceline.messages import Evicted, Failed, NeedTokens, Open, Opened, Verified, VerifierEvent, Verify
-from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
+from paceline.speculation.tree import DraftTree
 from paceline.token_log import TokenLog
 from paceline_gateway.attachment import Attachment
 from paceline_gateway.effects import Effect, Lane, Replica, Send
@@ -35,6 +35,11 @@ class Verdict:
     round_trip_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class BlockRefused:
+    """The verifier calls the block, not the request, invalid; the lane is idle again."""
+
+
 class VerifierLane:
     """The verifier's side of one session.
 
@@ -49,8 +54,9 @@ class VerifierLane:
         self._round = 0
         self._sent_at = 0.0
         self._repairs = 0
-        self._capacity_refusals = 0
+        self._refusals = 0
         self._retry_at: float | None = None
+        self._move = False
         self._reopen = False
         self.attachment = Attachment(Lane.VERIFIER, patience.return_window_s, effects)
         self.outstanding: Verify | None = None
@@ -111,7 +117,7 @@ class VerifierLane:
             raise Unavailable(f"no verifier of model {self._plan.model!r} for {waited_s:.1f} s; try again later")
         if self._retry_at is not None and now >= self._retry_at and self.attachment.live:
             self._retry_at = None
-            if self._capacity_refusals > self._patience.capacity_retries // 2:
+            if self._move:
                 self.attachment.seek(now, avoid=self.attachment.address)
             elif self._reopen:
                 self._open_and_repeat(now)
@@ -167,14 +173,14 @@ class VerifierLane:
 
     # --- events ---------------------------------------------------------------------------------------------------
 
-    def handle(self, event: VerifierEvent, now: float) -> Verdict | None:
-        """Takes in an event; the verdict if it is the one that is waited for."""
+    def handle(self, event: VerifierEvent, now: float) -> Verdict | BlockRefused | None:
+        """Takes in an event; what became of the block, if it says."""
         if isinstance(event, Verified):
             return self._verdict(event, now)
         if isinstance(event, Opened):
             self.kv_len = event.kv_len
         elif isinstance(event, Failed):
-            self._failed(event, now)
+            return self._failed(event, now)
         elif isinstance(event, NeedTokens | Evicted):
             self._misunderstood(event, now)
         return None
@@ -185,8 +191,9 @@ class VerifierLane:
             return None  # late, or twice
         _check_verdict(event, command)
         self.outstanding = None
-        self._repairs = self._capacity_refusals = 0
+        self._repairs = self._refusals = 0
         self._retry_at = None
+        self._move = False
         self.kv_len = event.kv_len
         return Verdict(command.block, event, now - self._sent_at)
 
@@ -207,31 +214,35 @@ class VerifierLane:
         else:
             self._open_and_repeat(now)
 
-    def _failed(self, event: Failed, now: float) -> None:
+    def _failed(self, event: Failed, now: float) -> BlockRefused | None:
         command = self.outstanding
         of_open = event.command_id == 0
         if event.epoch != self._plan.epoch or not (of_open or (command and event.command_id == command.round)):
-            return
+            return None
         error = from_failure(event.failure)
-        if isinstance(error, CapacityExceeded):
-            self._refused_for_capacity(error, of_open, now)
-        elif isinstance(error, Unavailable):
-            self.attachment.seek(now, avoid=self.attachment.address)
+        if isinstance(error, CapacityExceeded | Unavailable):
+            self._refused_for_now(error, of_open, now)
         elif isinstance(error, InvalidArgument) and command and command.block.tokens and not of_open:
-            # The draft is at fault, not the request: judge an empty block instead.
             self.outstanding = None
-            self.verify(EMPTY_BLOCK, now)
+            return BlockRefused()
         elif isinstance(error, Fenced):
             raise Fenced(f"another gateway has taken over session {self._plan.session}")
         else:
             raise error
+        return None
 
-    def _refused_for_capacity(self, error: CapacityExceeded, of_open: bool, now: float) -> None:
-        self._capacity_refusals += 1
-        if self._capacity_refusals > self._patience.capacity_retries:
+    def _refused_for_now(self, error: CapacityExceeded | Unavailable, of_open: bool, now: float) -> None:
+        """A full verifier may have room soon; one that shuts down is left for another."""
+        self._refusals += 1
+        patience = self._patience
+        if self._refusals > patience.refusal_retries:
             raise error
         self._reopen = self._reopen or of_open
-        self._retry_at = now + self._patience.capacity_retry_s * 2 ** (self._capacity_refusals - 1)
+        self._move = isinstance(error, Unavailable) or self._refusals > patience.refusal_retries // 2
+        if isinstance(error, Unavailable) and self._refusals == 1:
+            self.attachment.seek(now, avoid=self.attachment.address)
+        else:
+            self._retry_at = now + patience.refusal_pause_s * 2 ** (self._refusals - 1)
 
 
 def _check_verdict(event: Verified, command: Verify) -> None:

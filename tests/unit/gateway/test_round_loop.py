@@ -359,6 +359,24 @@ def test_a_draining_verifier_is_left_at_once(tmp_path: Path) -> None:
     assert simulation.now < 0.5
 
 
+def test_the_only_verifier_drains(tmp_path: Path) -> None:
+    simulation = Simulation(tmp_path, LAW, perfect(LAW))
+    simulation.verifiers["v0"].refusals.extend([Failure("unavailable", "draining")] * 99)
+    simulation.start()
+    simulation.run()
+    assert isinstance(simulation.error, Unavailable)
+    assert len(verifies(simulation)) == 6
+    assert simulation.now > 1.0  # with pauses
+
+
+def test_a_verifier_that_judges_no_drafts_is_not_sent_any(tmp_path: Path) -> None:
+    simulation = Simulation(tmp_path, LAW, perfect(LAW), max_draft_tokens=0)
+    simulation.start()
+    simulation.run()
+    assert simulation.committed == plain_text_of(LAW, [1, 2, 3], 24)
+    assert not drafts(simulation)
+
+
 def test_fenced_ends_the_request(tmp_path: Path) -> None:
     simulation = Simulation(tmp_path, LAW, perfect(LAW))
     simulation.verifiers["v0"].refusals.append(Failure("fenced", "newer epoch"))

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+from paceline_gateway.evidence import EvidenceCounters, origins_of
+
+from paceline.messages import Timing, TokenOrigin
+from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
+
+CHAIN = DraftTree.chain([1, 2, 3])
+TREE = DraftTree.from_paths([[1, 2], [1, 3], [4]])
+A, R, B, P = TokenOrigin.ACCEPTED, TokenOrigin.RECOVERED, TokenOrigin.BONUS, TokenOrigin.PLAIN
+
+
+@pytest.mark.parametrize(
+    ("block", "path", "origins"),
+    [
+        (EMPTY_BLOCK, [], [P]),
+        (CHAIN, [], [R]),
+        (CHAIN, [1], [A, R]),
+        (CHAIN, [1, 2, 3], [A, A, A, B]),
+        (TREE, [1], [A, R]),
+        (TREE, [1, 3], [A, A, B]),
+        (TREE, [4], [A, B]),
+    ],
+)
+def test_where_tokens_come_from(block: DraftTree, path: list[int], origins: list[TokenOrigin]) -> None:
+    assert origins_of(block, path) == origins
+
+
+def test_counts_add_up() -> None:
+    counters = EvidenceCounters(started_at=10.0)
+    counters.judged(EMPTY_BLOCK, 0, 1, "")
+    counters.judged(CHAIN, 3, 4, "ngram")
+    counters.judged(CHAIN, 1, 2, "draft_model")
+    counters.judged(TREE, 2, 3, "ngram")
+    # The generation ended at the first of three accepted drafts.
+    counters.judged(CHAIN, 3, 1, "ngram")
+    evidence = counters.report(12.5, "v", "d")
+    assert (evidence.target_passes, counters.completion_tokens) == (5, 11)
+    assert evidence.tokens_per_target_pass == pytest.approx(11 / 5)
+    assert (evidence.draft_tokens, evidence.accepted_tokens) == (13, 7)
+    assert evidence.drafted_per_position == (4, 4, 3)
+    assert evidence.accepted_per_position == (4, 2, 1)
+    assert evidence.methods == ("ngram", "draft_model")
+    assert (evidence.verifier, evidence.drafter, evidence.total_ms) == ("v", "d", 2500.0)
+
+
+def test_times_add_up() -> None:
+    counters = EvidenceCounters(started_at=0.0)
+    counters.verified(Timing(queue_us=1000, forward_us=4000, total_us=6000), 0.008)
+    counters.drafted(Timing(queue_us=500, forward_us=1000, total_us=2000), 0.003)
+    # A clock that says otherwise does not make time negative.
+    counters.verified(Timing(queue_us=0, forward_us=1000, total_us=1000), 0.0)
+    counters.first_token_at = 0.25
+    evidence = counters.report(1.0, "", "")
+    assert evidence.verify_ms == pytest.approx(6.0)
+    assert evidence.draft_ms == pytest.approx(1.5)
+    assert evidence.queue_ms == pytest.approx(1.5)
+    assert evidence.wire_ms == pytest.approx(3.0)
+    assert evidence.time_to_first_token_ms == pytest.approx(250.0)
+
+
+def test_nothing_has_happened_yet() -> None:
+    evidence = EvidenceCounters(started_at=0.0).report(0.5, "", "")
+    assert evidence.tokens_per_target_pass == 0.0
+    assert evidence.drafted_per_position == ()

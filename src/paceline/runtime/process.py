@@ -144,10 +144,7 @@ async def serve(name: str, settings: ServiceSettings, service: Service) -> None:
                     await stop_requested.wait()
                     logger.info("draining")
                     server.set_serving(False)
-                    async with asyncio.timeout(settings.drain_timeout_s):
-                        await _unless(cut_short, service.drain())
-            except TimeoutError:
-                logger.warning("sessions were still running at the end of drain_timeout_s")
+                    await _drain(service, cut_short, settings.drain_timeout_s)
             finally:
                 server.set_serving(False)
                 await service.stop()
@@ -156,6 +153,14 @@ async def serve(name: str, settings: ServiceSettings, service: Service) -> None:
         remove_handlers()
         if settings.ready_file is not None:
             settings.ready_file.unlink(missing_ok=True)
+
+
+async def _drain(service: Service, cut_short: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await _unless(cut_short, service.drain())
+    except TimeoutError:
+        logger.warning("sessions were still running at the end of drain_timeout_s")
 
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

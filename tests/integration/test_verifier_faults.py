@@ -30,7 +30,14 @@ from paceline.runtime.replica_actor import ActorLimits
 from paceline.speculation.tree import DraftTree
 from paceline.v1 import verifier_pb2, verifier_pb2_grpc
 from tests.fakes.toy_runner import ToyRunner, cycle_law, poisoned_law
-from tests.integration.replicas import GatedRunner, Link, VerifierReplica, Writer, verifier_replica, wait_for
+from tests.integration.replicas import (
+    GatedRunner,
+    Link,
+    VerifierReplica,
+    Writer,
+    verifier_replica,
+    wait_for,
+)
 
 CYCLE = (3, 5, 7, 11, 13)
 PROMPT = (1, 2, 4)
@@ -296,21 +303,6 @@ async def test_dead_loop_is_unhealthy_and_ends_the_service() -> None:
     with pytest.raises(AssertionError, match="scripted damage"):
         await wait_for(serve_until_it_dies())
     assert not actors[0].healthy
-
-
-async def test_hanging_pass_is_unhealthy_until_it_ends() -> None:
-    runner = toy()
-    limits = ActorLimits(stall_timeout_s=0.01)
-    async with verifier_replica(runner, limits=limits) as replica, replica.connect() as link:
-        writer = Writer.start("s", PROMPT)
-        await start(link, writer)
-        runner.gate.clear()
-        await link.send(writer.verify())
-        await runner.pass_entered()
-        await replica.until(lambda: not replica.actor.healthy)
-        runner.gate.set()
-        await link.receive(Verified)
-        await replica.until(lambda: replica.actor.healthy)
 
 
 # --- storms and ends ------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ class DrafterSettings(ModelServiceSettings):
     orphan_ttl_ms: int = Field(default=10_000, ge=0)
     """How long a session outlives its stream, in milliseconds."""
     stall_timeout_s: float = Field(default=120.0, gt=0)
-    """A step that takes longer makes the service unhealthy, in seconds."""
+    """A step that takes longer makes the service unhealthy and turns its peers away, in seconds."""
 
     @field_validator("method", mode="before")
     @classmethod

@@ -29,4 +29,4 @@ class VerifierSettings(ModelServiceSettings):
     orphan_ttl_ms: int = Field(default=10_000, ge=0)
     """How long a session outlives its stream, in milliseconds."""
     stall_timeout_s: float = Field(default=120.0, gt=0)
-    """A pass that takes longer makes the service unhealthy, in seconds."""
+    """A pass that takes longer makes the service unhealthy and turns its peers away, in seconds."""

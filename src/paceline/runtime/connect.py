@@ -111,7 +111,8 @@ class _Stream(Generic[EventT]):
         self._wake = asyncio.Event()
         self._finishing = False
         self._broken = False
-        self.overflow = asyncio.Event()
+        self._failure: PacelineError | None = None
+        self._failed = asyncio.Event()
 
     def send(self, event: EventT | Hello | Failed) -> None:
         if self._broken or self._finishing:
@@ -121,8 +122,12 @@ class _Stream(Generic[EventT]):
         self._outbox.append((message, size_bytes))
         self._outbox_bytes += size_bytes
         if len(self._outbox) > self._limits.outbox_events or self._outbox_bytes > self._limits.outbox_bytes:
-            self.break_off()
-            self.overflow.set()
+            self.fail(
+                CapacityExceeded(
+                    f"the peer does not read: more than {self._limits.outbox_events} events or "
+                    f"{self._limits.outbox_bytes} bytes wait for it; connect again and read"
+                )
+            )
         self._wake.set()
 
     def finish(self) -> None:
@@ -133,6 +138,18 @@ class _Stream(Generic[EventT]):
         """Forgets what is queued and whatever comes."""
         self._broken = True
         self._outbox.clear()
+
+    def fail(self, error: PacelineError) -> None:
+        """Ends the stream with an error, at once."""
+        self.break_off()
+        self._failure = self._failure or error
+        self._failed.set()
+
+    async def raise_failure(self) -> None:
+        """Waits for `fail` and raises its error."""
+        while self._failure is None:
+            await self._failed.wait()
+        raise self._failure
 
     async def next_frame(self) -> list[Any] | None:
         """Events for one frame, at least one; None when the stream has finished."""
@@ -184,12 +201,18 @@ class ConnectServer(Generic[CommandT, EventT]):
         for stream in self._streams:
             stream.finish()
 
+    def fail_all(self, error: PacelineError) -> None:
+        """Ends every stream with an error, at once."""
+        for stream in self._streams:
+            stream.fail(error)
+
     async def serve(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Handles one stream until either side ends it.
 
         Raises:
             CapacityExceeded: the peer does not read its answers.
             InvalidArgument: the peer sends something else than frames.
+            PacelineError: what `fail_all` was called with.
         """
         stream: _Stream[EventT] = _Stream(context.peer(), self._codec.event_to_pb, self._limits)
         self._streams.add(stream)
@@ -198,7 +221,7 @@ class ConnectServer(Generic[CommandT, EventT]):
         try:
             async with asyncio.TaskGroup() as tasks:
                 reader = tasks.create_task(self._read(stream, requests))
-                guard = tasks.create_task(self._guard(stream))
+                guard = tasks.create_task(stream.raise_failure())
                 await self._write(stream, context)
                 reader.cancel()
                 guard.cancel()
@@ -231,10 +254,3 @@ class ConnectServer(Generic[CommandT, EventT]):
     async def _write(self, stream: _Stream[EventT], context: grpc.aio.ServicerContext[Any, Any]) -> None:
         while (events := await stream.next_frame()) is not None:
             await context.write(self._codec.frame(events))
-
-    async def _guard(self, stream: _Stream[EventT]) -> None:
-        await stream.overflow.wait()
-        raise CapacityExceeded(
-            f"the peer does not read: more than {self._limits.outbox_events} events or "
-            f"{self._limits.outbox_bytes} bytes wait for it; connect again and read"
-        )

@@ -206,6 +206,7 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
 
     async def stop(self, timeout_s: float = 5.0) -> None:
         """Ends the loop after the running pass, answers every waiter and frees everything."""
+        self._draining = True
         waiting = self._mailbox.stop()
         if self._running:
             with contextlib.suppress(TimeoutError):
@@ -220,10 +221,6 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
                 self.drop_session(session, reason)
                 self.routes.detach(session)
         self._thread.shutdown(wait=False, cancel_futures=True)
-
-    async def in_thread(self, work: Callable[[], ResultT]) -> ResultT:
-        """Runs something in the model's thread: the warm-up, before the loop runs."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 

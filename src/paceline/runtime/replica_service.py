@@ -24,6 +24,8 @@ CommandT = TypeVar("CommandT", bound=Open | Close | Verify | Draft)
 EventT = TypeVar("EventT")
 
 _HEALTH_POLL_S = 1.0
+_LOADING = "the model is still loading; try again when health says SERVING"
+_HANGING = "a pass of the model hangs; use another replica"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Replica(Generic[CommandT, EventT]):
 
 
 class ReplicaDoor(Generic[CommandT, EventT]):
-    """What a servicer translates for: nothing while the model loads, then the actor.
+    """What a servicer translates for: the actor, but nothing while the model loads or hangs.
 
     Args:
         codec: the service's frames.
@@ -47,21 +49,28 @@ class ReplicaDoor(Generic[CommandT, EventT]):
         self._limits = limits
         self._info: ModelInfo | None = None
         self._streams: ConnectServer[CommandT, EventT] | None = None
+        self._hanging = False
 
     def open(self, replica: Replica[CommandT, EventT]) -> None:
         """Serves the replica from now on."""
         self._info = replica.info
         self._streams = ConnectServer(self._codec, replica.actor, replica.info.boot_id, self._limits)
 
+    def set_hanging(self, hanging: bool) -> None:
+        """While a pass hangs all peers are turned away, so that their sessions can move; they may come back later."""
+        self._hanging = hanging
+        if hanging and self._streams is not None:
+            self._streams.fail_all(Unavailable(_HANGING))
+
     @property
     def info(self) -> ModelInfo:
         """What the replica serves.
 
         Raises:
-            Unavailable: it is loading.
+            Unavailable: the model is loading or hangs.
         """
-        if self._info is None:
-            raise Unavailable("the model is still loading; try again when health says SERVING")
+        if self._info is None or self._hanging:
+            raise Unavailable(_HANGING if self._hanging else _LOADING)
         return self._info
 
     @property
@@ -69,10 +78,10 @@ class ReplicaDoor(Generic[CommandT, EventT]):
         """The server of its streams.
 
         Raises:
-            Unavailable: the model is loading.
+            Unavailable: the model is loading or hangs.
         """
-        if self._streams is None:
-            raise Unavailable("the model is still loading; try again when health says SERVING")
+        if self._streams is None or self._hanging:
+            raise Unavailable(_HANGING if self._hanging else _LOADING)
         return self._streams
 
     def finish_streams(self) -> None:
@@ -126,6 +135,7 @@ class ReplicaService(ABC, Generic[CommandT, EventT]):
                 healthy = replica.actor.healthy
                 logger.warning("health changed", extra={"healthy": healthy})
                 set_healthy(healthy)
+                self.door.set_hanging(not healthy)
 
     async def drain(self) -> None:
         """Refuses new sessions and returns when the last one has ended."""

@@ -51,7 +51,8 @@ class Patience:
         return_window_s: for a lost replica, before another one is taken.
         draft_floor_s: for a draft, at least ...
         draft_ceiling_s: ... and at most.
-        draft_factor: multiple of the drafter's usual time, between these two.
+        draft_factor: multiple of the drafter's usual time, between these two ...
+        round_factor: ... or of the verifier's, if that is more: a draft saves whole passes.
         drafter_silence_s: for any answer of a drafter before it is given up.
         drafter_pause_s: before a drafter that was given up may be tried again.
         refusal_pause_s: before a verifier that is full or shuts down, or another one, is asked again; doubles.
@@ -64,6 +65,7 @@ class Patience:
     draft_floor_s: float = 0.05
     draft_ceiling_s: float = 1.0
     draft_factor: float = 3.0
+    round_factor: float = 2.0
     drafter_silence_s: float = 10.0
     drafter_pause_s: float = 1.0
     refusal_pause_s: float = 0.05

@@ -252,9 +252,11 @@ class RoundLoop:
         return None
 
     def _draft_patience_s(self) -> float:
+        """How long a draft is worth waiting for: what it saves is the verifier's time."""
         patience = self._patience
-        usual = self.drafter.book.typical_s or 0.0
-        return min(max(patience.draft_floor_s, patience.draft_factor * usual), patience.draft_ceiling_s)
+        usual_draft = patience.draft_factor * (self.drafter.book.typical_s or 0.0)
+        usual_round = patience.round_factor * (self.verifier.typical_s or 0.0)
+        return min(max(patience.draft_floor_s, usual_draft, usual_round), patience.draft_ceiling_s)
 
     def _end_wait(self, now: float) -> None:
         if self._wait_started is not None:

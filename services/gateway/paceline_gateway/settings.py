@@ -70,7 +70,7 @@ class GatewaySettings(ServiceSettings):
     return_window_ms: int = Field(default=1_000, ge=0)
     """How long a generation waits for a lost replica before it moves to another, in milliseconds."""
     draft_wait_floor_ms: int = Field(default=50, ge=0)
-    """Least time that a generation waits for a draft, in milliseconds; else three times the drafter's usual time."""
+    """Least time to wait for a draft, in milliseconds; else thrice the drafter's usual time or twice the verifier's."""
     draft_wait_ceiling_ms: int = Field(default=1_000, ge=0)
     """Most time that a generation waits for a draft, in milliseconds."""
     drafter_silence_ms: int = Field(default=10_000, ge=1)

@@ -16,6 +16,7 @@ from paceline_gateway.attachment import Attachment
 from paceline_gateway.effects import Effect, Lane, Replica, Send
 from paceline_gateway.plan import GenerationPlan, Patience
 
+_EWMA_WEIGHT = 0.3
 _MAX_REPAIRS = 6
 """Misunderstandings in a row about one round before the session gives up."""
 
@@ -61,6 +62,8 @@ class VerifierLane:
         self.attachment = Attachment(Lane.VERIFIER, patience.return_window_s, effects)
         self.outstanding: Verify | None = None
         self.kv_len = 0
+        self.typical_s: float | None = None
+        """Running mean of a round trip; before the second round, the first one's, which reads the prompt."""
 
     @property
     def idle(self) -> bool:
@@ -195,7 +198,12 @@ class VerifierLane:
         self._retry_at = None
         self._move = False
         self.kv_len = event.kv_len
-        return Verdict(command.block, event, now - self._sent_at)
+        took = now - self._sent_at
+        if self.typical_s is None or command.round <= 2:
+            self.typical_s = took
+        else:
+            self.typical_s += _EWMA_WEIGHT * (took - self.typical_s)
+        return Verdict(command.block, event, took)
 
     def _misunderstood(self, event: NeedTokens | Evicted, now: float) -> None:
         command = self.outstanding

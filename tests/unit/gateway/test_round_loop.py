@@ -169,6 +169,20 @@ def test_a_late_draft_costs_one_bounded_wait_and_is_used_when_it_comes(tmp_path:
     assert simulation.committed == plain_text_of(LAW, [1, 2, 3], 24)
 
 
+def test_a_draft_is_worth_two_rounds_of_waiting(tmp_path: Path) -> None:
+    simulation = Simulation(tmp_path, LAW, perfect(LAW))
+    simulation.start()
+    simulation.deliver(Lane.DRAFTER)  # Opened; the draft stays away
+    simulation.now = 0.2
+    deliver_verdict(simulation)
+    assert simulation.loop.deadline == pytest.approx(0.2 + 0.4)
+    simulation.wait(0.4)
+    simulation.now = 0.6 + 0.7
+    deliver_verdict(simulation)  # the second round says more than the first, which read the prompt
+    drain(simulation, Lane.DRAFTER)
+    assert simulation.loop.verifier.typical_s == pytest.approx(0.7)
+
+
 def test_at_most_two_drafts_are_open(tmp_path: Path) -> None:
     simulation = Simulation(tmp_path, LAW, perfect(LAW), max_tokens=40)
     simulation.start()

@@ -237,6 +237,7 @@ class FleetOptions:
         runner: makes the toy runner of each verifier.
         server: settings of the replicas' servers that are not the default.
         tokenizer_hash: what drafters say theirs is; None for the gateway's.
+        vocab_size: of the target, and of the tokenizer that `write_model` writes.
     """
 
     method: MethodFactory | None = None
@@ -251,6 +252,8 @@ class FleetOptions:
     draft_limits: DraftLimits = field(default_factory=DraftLimits)
     drafter_context: int = 0
     tokenizer_hash: str | None = None
+    vocab_size: int = VOCAB
+    write_model: Callable[[Path], Path] = lambda folder: write_letters(folder, VOCAB, max_model_len=256)
 
 
 class Fleet:
@@ -259,7 +262,7 @@ class Fleet:
     def __init__(self, folder: Path, law: Law, options: FleetOptions) -> None:
         self.law = law
         self.options = options
-        self.folder = write_letters(folder / "model", VOCAB, max_model_len=256)
+        self.folder = options.write_model(folder / "model")
         self.tokenizer = Tokenizer.load(self.folder)
         self.verifiers: list[VerifierNode] = [
             Node(self._verifier_life, options.server) for _ in range(options.num_verifiers)
@@ -354,7 +357,9 @@ class Fleet:
         return GenerationRequest(ready, sampling=sampling, max_tokens=max_tokens, speculation=speculation, **fields)
 
     def _info(self, boot_id: str, **fields: Any) -> ModelInfo:
-        return ModelInfo(MODEL, VOCAB, boot_id=boot_id, eos_token_ids=(EOS,), weights_bytes=1000, **fields)
+        return ModelInfo(
+            MODEL, self.options.vocab_size, boot_id=boot_id, eos_token_ids=(EOS,), weights_bytes=1000, **fields
+        )
 
     def _verifier_life(self, boot_id: str) -> Life[ToyRunner]:
         runner = self.options.runner(self.law)

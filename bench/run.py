@@ -203,7 +203,7 @@ def make_row(
 
 
 async def measure(console: Console, plan: Plan, *, with_transformers: bool) -> Results:
-    """Runs everything: transformers.generate before and after, and the fleets one after the other between."""
+    """Runs everything: the fleets one after the other, and transformers.generate before, between and after."""
     baseline_runs: list[BaselineRun] = []
 
     async def baseline() -> None:
@@ -213,8 +213,10 @@ async def measure(console: Console, plan: Plan, *, with_transformers: bool) -> R
             core = verifier_core()
             baseline_runs.extend(await run_baseline(model_dir, plan.prompts, core=core, max_tokens=plan.max_tokens))
 
-    await baseline()
-    measured = {method: await measure_fleet(console, plan, method) for method in plan.methods}
+    measured = {}
+    for method in plan.methods:
+        await baseline()
+        measured[method] = await measure_fleet(console, plan, method)
     await baseline()
     speeds = _baseline_speeds(baseline_runs)
     plain = [run for runs, _ in measured.values() for (_, size), listed in runs.items() if size == 0 for run in listed]
@@ -293,8 +295,9 @@ def main() -> int:
     except PacelineError as error:
         print_error(error)
         return exit_code(error)
+    wide = Console(width=max(console.width, _TABLE_WIDTH))
     for table in (ratio_table(results), prompt_table(results), time_table(results)):
-        console.print(table, width=max(console.width, _TABLE_WIDTH))
+        wide.print(table)
     if not arguments.quick:
         console.print(f"written to {write_report('speculation', results)}")
     return 0

@@ -113,22 +113,16 @@ class Committer:
         stop_string: the stop string that ended it, if one did.
     """
 
-    __slots__ = ("_detokenizer", "_hidden", "_matcher", "_settings", "_visible", "finish", "num_tokens", "stop_string")
+    __slots__ = ("_detokenizer", "_hidden", "_matcher", "_settings", "finish", "num_tokens", "stop_string")
 
     def __init__(self, tokenizer: Tokenizer, settings: EndSettings, prompt_ids: Sequence[int] = ()) -> None:
         self._settings = settings
         self._detokenizer = Detokenizer(tokenizer, prompt_ids)
         self._matcher = StopMatcher(settings.stop)
-        self._visible: list[str] = []
         self._hidden = ""
         self.num_tokens = 0
         self.finish: FinishReason | None = None
         self.stop_string: str | None = None
-
-    @property
-    def visible_text(self) -> str:
-        """All text that may be sent so far."""
-        return "".join(self._visible)
 
     @property
     def remaining_tokens(self) -> int:
@@ -153,8 +147,6 @@ class Committer:
         if self.finish is None and self.num_tokens >= self._settings.max_new_tokens:
             text += self._release()
             self.finish = FinishReason.LENGTH
-        if text:
-            self._visible.append(text)
         return CommittedToken(token_id, text, self.finish, self.stop_string)
 
     def commit_round(self, token_ids: Iterable[int]) -> CommittedRound:

@@ -10,7 +10,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,22 +25,6 @@ SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 _PADDING_TOKEN = re.compile(r"\[PAD(\d+)\]")
-
-
-@dataclass(frozen=True, slots=True)
-class VocabDifference:
-    """The first token id at which two vocabularies differ; None where one has no such token."""
-
-    token_id: int
-    left: str | None
-    right: str | None
-
-    def __str__(self) -> str:
-        return f"token id {self.token_id} is {_show(self.left)} in one and {_show(self.right)} in the other"
-
-
-def _show(token: str | None) -> str:
-    return "missing" if token is None else repr(token)
 
 
 class Tokenizer:
@@ -155,10 +138,6 @@ class Tokenizer:
     def _hidden(self, token_id: int) -> bool:
         return token_id in self._special_ids or token_id not in self._vocab
 
-    def is_special(self, token_id: int) -> bool:
-        """Whether the token marks structure and has no text."""
-        return token_id in self._special_ids
-
     @cached_property
     def fingerprint(self) -> str:
         """Hex SHA-256 over all (id, token) pairs, added tokens included and padding left out.
@@ -172,23 +151,6 @@ class Tokenizer:
             digest.update(f"{token_id}:{len(token)}:".encode())
             digest.update(token)
         return digest.hexdigest()
-
-    def first_difference(self, other: Tokenizer) -> VocabDifference | None:
-        """The lowest id at which the vocabularies differ; None when they are the same."""
-        for token_id in range(max(self.vocab_size, other.vocab_size)):
-            left, right = self.token(token_id), other.token(token_id)
-            if left != right:
-                return VocabDifference(token_id, left, right)
-        return None
-
-
-def tokenizer_hash(model_dir: Path | str) -> str:
-    """Fingerprint of the tokenizer in a model folder, see `Tokenizer.fingerprint`.
-
-    Raises:
-        ModelError: there is no readable tokenizer.
-    """
-    return Tokenizer.load(model_dir).fingerprint
 
 
 def _without_padding(vocab: Mapping[int, str]) -> dict[int, str]:

@@ -12,7 +12,7 @@ from paceline.drafting.onnx_runner import OnnxDraftRunner
 from paceline.drafting.torch_runner import TorchDraftRunner
 from paceline.errors import ConfigurationError, NotFound
 from paceline.quantize import quantized_dir
-from paceline.text.tokenizer import tokenizer_hash
+from paceline.text.tokenizer import Tokenizer
 from tests.fakes.tiny_tokenizer import BYTE_LEVEL_VOCAB_SIZE
 from tests.unit.drafting.rounds import draft
 
@@ -30,7 +30,7 @@ def test_a_folder_of_safetensors_runs_on_torch(tiny_llama_dir: Path) -> None:
     assert isinstance(method._runner, TorchDraftRunner)
     info = method.info
     assert (info.name, info.vocab_size, info.max_model_len) == ("draft_model", BYTE_LEVEL_VOCAB_SIZE, 50)
-    assert info.tokenizer_hash == tokenizer_hash(tiny_llama_dir)
+    assert info.tokenizer_hash == Tokenizer.load(tiny_llama_dir).fingerprint
     method.open("s")
     assert len(draft(method, "s", (1, 2, 3), 4).tokens) == 4
     method.close("s")
@@ -42,7 +42,7 @@ def test_a_folder_with_an_onnx_model_runs_on_onnx(tiny_llama_dir: Path, tiny_onn
     assert isinstance(method._runner, OnnxDraftRunner)
     info = method.info
     assert (info.vocab_size, info.max_model_len, info.max_sessions) == (BYTE_LEVEL_VOCAB_SIZE, 50, 2)
-    assert info.tokenizer_hash == tokenizer_hash(tiny_llama_dir)  # so it fits its own source
+    assert info.tokenizer_hash == Tokenizer.load(tiny_llama_dir).fingerprint  # so it fits its own source
     method.open("s")
     assert len(draft(method, "s", (1, 2, 3), 4).tokens) == 4
 

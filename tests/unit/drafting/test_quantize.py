@@ -12,7 +12,7 @@ import pytest
 from paceline import quantize as quantize_module
 from paceline.errors import ConfigurationError, ModelError
 from paceline.quantize import Bits, Provenance, builder_options, quantize, quantized_dir, read_provenance
-from paceline.text.tokenizer import tokenizer_hash
+from paceline.text.tokenizer import Tokenizer
 from tests.unit.drafting.conftest import write_tiny_llama
 
 
@@ -32,7 +32,7 @@ def no_builder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_copy_is_complete_and_says_where_it_comes_from(tiny_llama_dir: Path, tiny_onnx_dir: Path) -> None:
     assert {"genai_config.json", "model.onnx", "tokenizer.json", "config.json"} <= set(os.listdir(tiny_onnx_dir))
-    assert tokenizer_hash(tiny_onnx_dir) == tokenizer_hash(tiny_llama_dir)
+    assert Tokenizer.load(tiny_onnx_dir).fingerprint == Tokenizer.load(tiny_llama_dir).fingerprint
     provenance = read_provenance(tiny_onnx_dir)
     assert provenance is not None
     assert provenance.source_dir == str(tiny_llama_dir.resolve())

@@ -1,7 +1,7 @@
-"""Owns all tasks of a process and decides what a task's failure means.
+"""Owns the long-lived tasks of a process and decides what a task's failure means.
 
-No task is created anywhere else, so none is ever unreferenced, and leaving the supervisor's block leaves no task
-behind:
+What runs for the length of one call is in a task group of that call, so no task is ever unreferenced, and leaving the
+supervisor's block leaves none behind:
 
     async with Supervisor("verifier") as supervisor:
         supervisor.spawn("verify actor", actor.run, on_error=OnError.FAIL)
@@ -14,7 +14,6 @@ A child that fails with `OnError.FAIL` cancels the block and all other children,
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from enum import Enum
@@ -132,10 +131,3 @@ class Supervisor:
                     extra={"task": name, "supervisor": self.name, "restarts": restarts, "delay_s": delay_s},
                 )
                 await asyncio.sleep(delay_s)
-
-
-async def cancel_and_wait(task: asyncio.Task[None]) -> None:
-    """Cancels a task and returns when it has ended, whatever it raises on the way."""
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, Exception):
-        await task

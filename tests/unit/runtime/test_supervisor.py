@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from paceline.runtime import supervisor as module
-from paceline.runtime.supervisor import OnError, Supervisor, cancel_and_wait
+from paceline.runtime.supervisor import OnError, Supervisor
 
 
 async def forever() -> None:
@@ -120,10 +120,3 @@ async def test_end_of_a_child_is_told() -> None:
     await asyncio.sleep(0)
     assert error is not None
     assert ends == [error]
-
-
-async def test_cancel_and_wait() -> None:
-    async with Supervisor("test") as supervisor:
-        child = supervisor.spawn("child", forever)
-        await cancel_and_wait(child)
-        assert child.cancelled()

@@ -48,8 +48,7 @@ def load_replica(settings: VerifierSettings) -> Replica[VerifierCommand, Verifie
     )
     logger.info("model loaded", extra={"packing": runner.packing})
     options = TargetOptions(
-        # one more for the probe
-        max_sessions=settings.max_sessions + 1,
+        max_sessions=settings.max_sessions,
         max_batch_tokens=settings.max_batch_tokens,
         max_draft_tokens=settings.max_draft_tokens,
     )

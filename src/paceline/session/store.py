@@ -1,8 +1,7 @@
 """The record of a session: who owns it, which tokens are final and how many key/value rows its replicas hold.
 
 The record describes key/value rows; it never stores them. Every write names the epoch of the writer, so that an owner
-that was replaced
-can change nothing.
+that was replaced can change nothing.
 """
 
 from __future__ import annotations

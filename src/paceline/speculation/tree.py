@@ -1,12 +1,11 @@
 """A block of draft tokens as a tree. Pure Python: the gateway uses it without torch.
 
 Node 0 is the pending token; node i + 1 holds `tokens[i]` and hangs under node `parents[i]`, which is always smaller
-than i + 1 (topological
-order). Siblings never share a token. A chain is a tree in which each node hangs under the one before it.
+than i + 1 (topological order). Siblings never share a token. A chain is a tree in which each node hangs under the one
+before it.
 
 Follows the tree attention of SpecInfer and Medusa: a node sees all committed rows, its ancestors and itself, and its
-position is the
-pending token's plus its depth, whatever its slot.
+position is the pending token's plus its depth, whatever its slot.
 """
 
 from __future__ import annotations

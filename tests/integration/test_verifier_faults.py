@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -230,6 +231,24 @@ async def test_full_mailbox_refuses_with_numbers_but_takes_a_close() -> None:
         await link.receive(Opened)
         await link.receive(Opened)
         assert await link.receive(Closed) == Closed("s", 1)
+
+
+async def test_a_flood_of_closes_leaves_room_for_the_end_of_its_stream() -> None:
+    """Else the stream's sessions would never become orphans, and keep their slots for good."""
+    runner = toy()
+    limits = replace(SOON, mailbox_items=2, max_sessions=1)
+    async with verifier_replica(runner, limits=limits) as replica:
+        async with replica.connect() as link:
+            writer = Writer.start("s", PROMPT)
+            await start(link, writer)
+            runner.gate.clear()
+            await link.send(writer.verify())
+            await runner.pass_entered()
+            await link.send(*[Close(f"nobody{number}", 1) for number in range(10)])
+            assert (await link.receive(Failed)).failure.code == "capacity_exceeded"
+        await replica.until(lambda: replica.num_streams == 0)
+        runner.gate.set()
+        await replica.quiet()
 
 
 # --- poison ---------------------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
             f"the {name}'s mailbox",
             max_items=limits.mailbox_items,
             max_bytes=limits.mailbox_bytes,
-            # one close per session and one end per stream, with room for as many again
+            # two closes per session, see `submit`; the rest is for the ends of streams, which nothing may refuse
             reserved_items=2 * limits.max_sessions + limits.mailbox_items,
         )
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=name.replace(" ", "-"))
@@ -153,7 +153,8 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         try:
             self._mailbox.put(letter, size_bytes)
         except CapacityExceeded:
-            if not isinstance(command, Close):
+            room = self.limits.mailbox_items + 2 * self.limits.max_sessions
+            if not isinstance(command, Close) or len(self._mailbox) >= room:
                 raise
             self._mailbox.put_reserved(letter)
 

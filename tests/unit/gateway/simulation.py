@@ -6,9 +6,8 @@ that maps tokens to the next token. Answers wait in a queue per lane until the t
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,81 +40,7 @@ from paceline.text.commit import Committer, EndSettings
 from paceline.text.tokenizer import Tokenizer
 from paceline.token_log import TokenLog
 from tests.fakes.tiny_tokenizer import write_letters
-
-VOCAB_SIZE = 16
-EOS = VOCAB_SIZE - 1
-
-Law = Callable[[Sequence[int]], int]
-Script = Callable[[Sequence[int], int], DraftTree]
-
-
-def hash_law(seed: int, eos: int | None = None) -> Law:
-    """A next token that depends on every token before it; never `eos` unless one is named."""
-
-    def law(tokens: Sequence[int]) -> int:
-        digest = hashlib.blake2b(bytes([seed % 256, *tokens]), digest_size=2).digest()
-        token = int.from_bytes(digest, "big") % (VOCAB_SIZE - 1)
-        return EOS if eos is not None and token == eos else token
-
-    return law
-
-
-def plain_text_of(law: Law, prompt: Sequence[int], max_tokens: int) -> tuple[int, ...]:
-    """What plain decoding gives; the end-of-sequence token included."""
-    tokens = list(prompt)
-    while len(tokens) - len(prompt) < max_tokens:
-        tokens.append(law(tokens))
-        if tokens[-1] == EOS:
-            break
-    return tuple(tokens[len(prompt) :])
-
-
-def perfect(law: Law) -> Script:
-    def script(context: Sequence[int], depth: int) -> DraftTree:
-        tokens = list(context)
-        for _ in range(depth):
-            tokens.append(law(tokens))
-        return DraftTree.chain(tokens[len(context) :])
-
-    return script
-
-
-def wrong_at(law: Law, index: int) -> Script:
-    def script(context: Sequence[int], depth: int) -> DraftTree:
-        tokens = list(perfect(law)(context, depth).tokens)
-        if index < len(tokens):
-            tokens[index] = (tokens[index] + 1) % VOCAB_SIZE
-        return DraftTree.chain(tokens)
-
-    return script
-
-
-def wrong_at_position(law: Law, period: int) -> Script:
-    """Wrong wherever the absolute position is a multiple of `period`: some blocks are accepted whole, some are not."""
-
-    def script(context: Sequence[int], depth: int) -> DraftTree:
-        tokens = list(context)
-        for _ in range(depth):
-            token = law(tokens)
-            tokens.append((token + 1) % VOCAB_SIZE if len(tokens) % period == 0 else token)
-        return DraftTree.chain(tokens[len(context) :])
-
-    return script
-
-
-def bushy(law: Law) -> Script:
-    """A tree: the true chain as the second child everywhere, a wrong one as the first."""
-
-    def script(context: Sequence[int], depth: int) -> DraftTree:
-        true = perfect(law)(context, depth).tokens
-        wrong = [(token + 1) % VOCAB_SIZE for token in true[:2]]
-        return DraftTree.from_paths([wrong, true, [*true[:-1], (true[-1] + 2) % VOCAB_SIZE]])
-
-    return script
-
-
-def nothing(context: Sequence[int], depth: int) -> DraftTree:
-    return DraftTree()
+from tests.unit.gateway.laws import EOS, VOCAB_SIZE, Law, Script
 
 
 def walk(law: Law, log: TokenLog, block: DraftTree) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -418,3 +343,26 @@ class Simulation:
 
 def _info(max_model_len: int, max_draft_tokens: int) -> ModelInfo:
     return ModelInfo("toy", VOCAB_SIZE, max_model_len, (EOS,), "hash", "boot", max_draft_tokens=max_draft_tokens)
+
+
+def verifies(simulation: Simulation) -> list[Verify]:
+    return [command for command in simulation.sent if isinstance(command, Verify)]
+
+
+def drafts(simulation: Simulation) -> list[Draft]:
+    return [command for command in simulation.sent if isinstance(command, Draft)]
+
+
+def drain(simulation: Simulation, lane: Lane) -> None:
+    while simulation.waiting[lane]:
+        simulation.deliver(lane)
+
+
+def deliver_verdict(simulation: Simulation) -> None:
+    """Delivers the verifier's events up to and with the next verdict."""
+    while simulation.waiting[Lane.VERIFIER]:
+        is_verdict = isinstance(simulation.waiting[Lane.VERIFIER][0], Verified)
+        simulation.deliver(Lane.VERIFIER)
+        if is_verdict:
+            return
+    raise AssertionError("no verdict is on its way")

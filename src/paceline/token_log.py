@@ -91,11 +91,18 @@ class TokenLog:
 
 
 def common_prefix_len(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
+    """Length of the longest common prefix, by bisection: comparing slices costs far less than a loop in Python."""
+    if type(left) is not type(right):  # a list and a tuple are never equal
+        left, right = list(left), list(right)
     limit = min(len(left), len(right))
     if left[:limit] == right[:limit]:
         return limit
-    for index in range(limit):
-        if left[index] != right[index]:
-            return index
-    return limit
+    # [0, agreed) agree, and the first difference lies in [agreed, differs).
+    agreed, differs = 0, limit
+    while differs - agreed > 1:
+        middle = (agreed + differs) // 2
+        if left[agreed:middle] == right[agreed:middle]:
+            agreed = middle
+        else:
+            differs = middle
+    return agreed

@@ -109,6 +109,18 @@ def test_common_prefix_len(left: list[int], right: list[int], length: int) -> No
     assert common_prefix_len(left, right) == common_prefix_len(right, left) == length
 
 
+def test_common_prefix_len_does_not_care_what_holds_the_tokens() -> None:
+    assert common_prefix_len([1, 2, 3], (1, 2, 4)) == 2
+    assert common_prefix_len((1, 2), [1, 2]) == 2
+
+
+@pytest.mark.parametrize("at", [0, 1, 2047, 2048, 4094, 4095])
+def test_common_prefix_len_of_long_sequences(at: int) -> None:
+    left, right = [7] * 4096, [7] * 4096
+    right[at] = 8
+    assert common_prefix_len(left, right) == at
+
+
 @given(TOKENS, TOKENS, TOKENS)
 def test_common_prefix_len_is_exact(head: list[int], left: list[int], right: list[int]) -> None:
     one, other = head + left, head + right

@@ -325,7 +325,7 @@ class Failure(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     FIELD_FIELD_NUMBER: _builtins.int
     code: _builtins.str
-    """Stable name of the error, as in paceline.errors: "invalid_argument", "capacity", ..."""
+    """Stable name of the error, as in paceline.errors: "invalid_argument", "capacity_exceeded", ..."""
     message: _builtins.str
     """What happened and what to do about it."""
     field: _builtins.str

@@ -6,11 +6,13 @@ What clients say to a gateway is in `paceline.text.request`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from paceline.messages import FinishReason, TokenLogprobs, TokenOrigin
 from paceline.session.store import SessionState
+from paceline.speculation.tree import DraftTree
 
 
 class Promise(Enum):
@@ -20,6 +22,18 @@ class Promise(Enum):
     """The same tokens as plain decoding, given equal logits."""
     DISTRIBUTION = "distribution"
     """The same distribution as plain decoding."""
+
+
+def token_origins(tree: DraftTree, accepted_path: Sequence[int]) -> tuple[TokenOrigin, ...]:
+    """Where each new token of a round came from: the accepted drafts, then the target's own.
+
+    The last one is a bonus when the accepted path ends at a leaf, plain when the block was empty, recovered otherwise.
+    """
+    if not tree.num_draft_tokens:
+        return (TokenOrigin.PLAIN,)
+    last_node = accepted_path[-1] if accepted_path else 0
+    last = TokenOrigin.RECOVERED if last_node in tree.parents else TokenOrigin.BONUS
+    return (TokenOrigin.ACCEPTED,) * len(accepted_path) + (last,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,6 +152,13 @@ class Draft:
     assumed: tuple[int, ...] = ()
 
 
+def command_id_of(command: Open | Close | Verify | Draft) -> int:
+    """The command's round or draft_id; 0 for those that have none."""
+    if isinstance(command, Verify):
+        return command.round
+    return command.draft_id if isinstance(command, Draft) else 0
+
+
 # --- events to the gateway ------------------------------------------------------------------------------------------
 
 

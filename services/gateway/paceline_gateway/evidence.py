@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.generation import Evidence
-from paceline.messages import Timing, TokenOrigin
+from paceline.messages import Timing
 from paceline.speculation.tree import DraftTree
-
-
-def origins_of(block: DraftTree, accepted_path: Sequence[int]) -> list[TokenOrigin]:
-    """Where each token of a verdict came from: the accepted drafts, then the target's own one."""
-    if not block.tokens:
-        return [TokenOrigin.PLAIN]
-    last = accepted_path[-1] if accepted_path else 0
-    own = TokenOrigin.RECOVERED if last in block.parents else TokenOrigin.BONUS
-    return [TokenOrigin.ACCEPTED] * len(accepted_path) + [own]
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline.errors import PacelineError
-from paceline.generation import Evidence
+from paceline.generation import Evidence, token_origins
 from paceline.messages import DrafterEvent, VerifierEvent
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
 from paceline.text.commit import Committer
@@ -25,7 +25,7 @@ from paceline.token_log import TokenLog
 from paceline_gateway.continuation import crop_nodes, main_path
 from paceline_gateway.drafter_lane import DrafterLane
 from paceline_gateway.effects import Commit, Effect, Fail, Finish, Lane, Replica
-from paceline_gateway.evidence import EvidenceCounters, origins_of
+from paceline_gateway.evidence import EvidenceCounters
 from paceline_gateway.plan import GenerationPlan, Patience
 from paceline_gateway.verifier_lane import BlockRefused, Verdict, VerifierLane
 
@@ -193,7 +193,7 @@ class RoundLoop:
             Commit(
                 from_len=from_len,
                 tokens=tokens,
-                origins=tuple(origins_of(block, event.accepted_path)[:count]),
+                origins=token_origins(block, event.accepted_path)[:count],
                 logprobs=event.logprobs[:count],
                 texts=tuple([token.text for token in committed.tokens]),
             )

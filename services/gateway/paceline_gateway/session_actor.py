@@ -12,7 +12,7 @@ import asyncio
 import logging
 
 from paceline.errors import Cancelled, CapacityExceeded, DeadlineExceeded, PacelineError, Unavailable
-from paceline.messages import Draft, Drafted, Failed, Verified, Verify
+from paceline.messages import Drafted, Failed, Verified, command_id_of
 from paceline.runtime.mailbox import Mailbox, MailboxStopped
 from paceline.session.store import Positions
 from paceline.text.commit import Committer
@@ -267,10 +267,8 @@ class SessionActor:
         try:
             link.send(command)
         except CapacityExceeded as error:
-            command_id = (
-                command.round if isinstance(command, Verify) else command.draft_id if isinstance(command, Draft) else 0
-            )
-            self._said(lane, Failed(self.session, self._plan.epoch, command_id, error.to_failure()), self._clock())
+            failed = Failed(self.session, self._plan.epoch, command_id_of(command), error.to_failure())
+            self._said(lane, failed, self._clock())
 
     def _find(self, lane: Lane, avoid: str) -> None:
         self._last_find_id += 1

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from paceline.errors import Cancelled, CapacityExceeded, Fenced, PacelineError, Unavailable
-from paceline.messages import Close, Closed, Draft, Failed, Open, Verify
+from paceline.messages import Close, Closed, Draft, Failed, Open, Verify, command_id_of
 from paceline.runtime.connect import EventStream
 from paceline.runtime.mailbox import Mailbox, MailboxStopped
 from paceline.runtime.routes import SessionRoutes
@@ -332,13 +332,6 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         else:
             self._pass_started_s = None
             self.pass_done(result)
-
-
-def command_id_of(command: Open | Close | Verify | Draft) -> int:
-    """The command's round or draft_id; 0 for those that have none."""
-    if isinstance(command, Verify):
-        return command.round
-    return command.draft_id if isinstance(command, Draft) else 0
 
 
 @runtime_checkable

@@ -28,13 +28,12 @@ This module does not know how logits become distributions, nor where noise comes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from paceline.errors import InvalidArgument, ModelError
-from paceline.messages import TokenOrigin
 from paceline.speculation.tree import DraftTree
 
 PROBABILITY_SUM_TOLERANCE = 1e-3
@@ -78,18 +77,6 @@ def match(tree: DraftTree, sample_at: Callable[[int], int]) -> Walk:
             return Walk(tuple(path), tuple(tokens))
         path.append(child)
         node = child
-
-
-def token_origins(tree: DraftTree, accepted_path: Sequence[int]) -> tuple[TokenOrigin, ...]:
-    """Where each new token of a round came from: the accepted drafts, then the target's own.
-
-    The last one is a bonus when the accepted path ends at a leaf, plain when the block was empty, recovered otherwise.
-    """
-    if not tree.num_draft_tokens:
-        return (TokenOrigin.PLAIN,)
-    last_node = accepted_path[-1] if accepted_path else 0
-    last = TokenOrigin.RECOVERED if last_node in tree.parents else TokenOrigin.BONUS
-    return (TokenOrigin.ACCEPTED,) * len(accepted_path) + (last,)
 
 
 @dataclass(frozen=True, slots=True)

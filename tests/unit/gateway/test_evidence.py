@@ -1,30 +1,13 @@
 from __future__ import annotations
 
 import pytest
-from paceline_gateway.evidence import EvidenceCounters, origins_of
+from paceline_gateway.evidence import EvidenceCounters
 
-from paceline.messages import Timing, TokenOrigin
+from paceline.messages import Timing
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
 
 CHAIN = DraftTree.chain([1, 2, 3])
 TREE = DraftTree.from_paths([[1, 2], [1, 3], [4]])
-A, R, B, P = TokenOrigin.ACCEPTED, TokenOrigin.RECOVERED, TokenOrigin.BONUS, TokenOrigin.PLAIN
-
-
-@pytest.mark.parametrize(
-    ("block", "path", "origins"),
-    [
-        (EMPTY_BLOCK, [], [P]),
-        (CHAIN, [], [R]),
-        (CHAIN, [1], [A, R]),
-        (CHAIN, [1, 2, 3], [A, A, A, B]),
-        (TREE, [1], [A, R]),
-        (TREE, [1, 3], [A, A, B]),
-        (TREE, [4], [A, B]),
-    ],
-)
-def test_where_tokens_come_from(block: DraftTree, path: list[int], origins: list[TokenOrigin]) -> None:
-    assert origins_of(block, path) == origins
 
 
 def test_counts_add_up() -> None:

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidArgument, ModelError
+from paceline.generation import token_origins
 from paceline.messages import SamplingParams, TokenOrigin
-from paceline.speculation.acceptance import Walk, match, ratio, token_origins
+from paceline.speculation.acceptance import Walk, match, ratio
 from paceline.speculation.noise import NoiseStream, gumbel, keyed_argmax, noise_keys, uniform
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
 from tests.unit.speculation.law import P_VALUE, Tokens, ToyModel, fit_p_value, total_variation

@@ -6,7 +6,7 @@ A drafter is attached, detached and attached again in the middle of a generation
 from __future__ import annotations
 
 from paceline.errors import CapacityExceeded, Unavailable, from_failure
-from paceline.messages import Drafted, DrafterEvent, Evicted, Failed, NeedTokens, Open
+from paceline.messages import Drafted, DrafterEvent, Evicted, Failed, NeedTokens
 from paceline.token_log import TokenLog
 from paceline_gateway.attachment import Attachment, AttachmentState
 from paceline_gateway.drafts import Answer, DraftBook
@@ -84,19 +84,7 @@ class DrafterLane:
 
     def _open(self) -> None:
         self.book.attached()
-        self._effects.append(
-            Send(
-                Lane.DRAFTER,
-                Open(
-                    session=self._plan.session,
-                    epoch=self._plan.epoch,
-                    tokens=self._log.slice(0, len(self._log)),
-                    generation_start=len(self._plan.prompt),
-                    sampling=self._plan.sampling,
-                    rule=self._plan.rule,
-                ),
-            )
-        )
+        self._effects.append(Send(Lane.DRAFTER, self._plan.opening(self._log)))
 
     def lost(self, now: float) -> None:
         """The link is broken."""

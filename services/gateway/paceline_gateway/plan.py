@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.messages import AcceptanceRule, SamplingParams
+from paceline.messages import AcceptanceRule, Open, SamplingParams
+from paceline.token_log import TokenLog
 
 EPOCH_OF_A_NEW_SESSION = 1
 
@@ -39,6 +40,17 @@ class GenerationPlan:
     method: str = ""
     draft_ahead: bool = True
     epoch: int = EPOCH_OF_A_NEW_SESSION
+
+    def opening(self, log: TokenLog) -> Open:
+        """The command that registers the session with a replica: all committed tokens, and how it goes on."""
+        return Open(
+            session=self.session,
+            epoch=self.epoch,
+            tokens=log.slice(0, len(log)),
+            generation_start=len(self.prompt),
+            sampling=self.sampling,
+            rule=self.rule,
+        )
 
 
 @dataclass(frozen=True, slots=True)

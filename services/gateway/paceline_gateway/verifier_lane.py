@@ -8,8 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from paceline.errors import CapacityExceeded, Fenced, InvalidArgument, PacelineError, Unavailable, from_failure
-from paceline.messages import Evicted, Failed, NeedTokens, Open, Opened, Verified, VerifierEvent, Verify
+from paceline.errors import (
+    Cancelled,
+    CapacityExceeded,
+    Fenced,
+    InvalidArgument,
+    PacelineError,
+    Unavailable,
+    from_failure,
+)
+from paceline.messages import Evicted, Failed, NeedTokens, Opened, Verified, VerifierEvent, Verify
 from paceline.speculation.tree import DraftTree
 from paceline.token_log import TokenLog
 from paceline_gateway.attachment import Attachment
@@ -159,19 +167,7 @@ class VerifierLane:
 
     def _open_and_repeat(self, now: float) -> None:
         self._reopen = False
-        self._effects.append(
-            Send(
-                Lane.VERIFIER,
-                Open(
-                    session=self._plan.session,
-                    epoch=self._plan.epoch,
-                    tokens=self._log.slice(0, len(self._log)),
-                    generation_start=len(self._plan.prompt),
-                    sampling=self._plan.sampling,
-                    rule=self._plan.rule,
-                ),
-            )
-        )
+        self._effects.append(Send(Lane.VERIFIER, self._plan.opening(self._log)))
         self._repeat(now)
 
     # --- events ---------------------------------------------------------------------------------------------------
@@ -205,7 +201,7 @@ class VerifierLane:
             self.typical_s += _EWMA_WEIGHT * (took - self.typical_s)
         return Verdict(command.block, event, took)
 
-    def _misunderstood(self, event: NeedTokens | Evicted, now: float) -> None:
+    def _misunderstood(self, event: NeedTokens | Evicted | Failed, now: float) -> None:
         command = self.outstanding
         if command is None or (event.epoch, event.command_id) != (command.epoch, command.round):
             return
@@ -233,6 +229,9 @@ class VerifierLane:
         elif isinstance(error, InvalidArgument) and command and command.block.tokens and not of_open:
             self.outstanding = None
             return BlockRefused()
+        elif isinstance(error, Cancelled) and not of_open:
+            # The session was closed there, its round with it; it has not ended here, so this is no more than Evicted.
+            self._misunderstood(event, now)
         elif isinstance(error, Fenced):
             raise Fenced(f"another gateway has taken over session {self._plan.session}")
         else:

@@ -100,6 +100,32 @@ def test_an_evicted_session_is_opened_again(tmp_path: Path, lane: Lane) -> None:
     assert simulation.committed == plain_text_of(LAW, [1, 2, 3], 24)
 
 
+def test_a_round_that_was_cancelled_on_the_verifier_is_asked_again_in_a_new_session(tmp_path: Path) -> None:
+    simulation = Simulation(tmp_path, LAW, perfect(LAW))
+    simulation.start()
+    drain(simulation, Lane.DRAFTER)
+    deliver_verdict(simulation)
+    asked = verifies(simulation)[-1]
+    simulation.waiting[Lane.VERIFIER].clear()
+    simulation.forget(Lane.VERIFIER)
+    simulation.say(Lane.VERIFIER, Failed("s", 1, asked.round, Failure("cancelled", "the session was closed")))
+    opened, again = simulation.sent[-2:]
+    assert isinstance(opened, Open)
+    assert len(opened.tokens) == asked.base_len
+    assert again == asked
+    simulation.run()
+    assert simulation.committed == plain_text_of(LAW, [1, 2, 3], 24)
+
+
+def test_a_verifier_that_cancels_for_ever_ends_the_request(tmp_path: Path) -> None:
+    simulation = Simulation(tmp_path, LAW, perfect(LAW))
+    simulation.verifiers["v0"].refusals.extend([Failure("cancelled", "the session was closed")] * 99)
+    simulation.start()
+    simulation.run()
+    assert isinstance(simulation.error, PacelineError)
+    assert len(verifies(simulation)) == 7
+
+
 def test_a_verifier_that_evicts_for_ever_ends_the_request(tmp_path: Path) -> None:
     simulation = Simulation(tmp_path, LAW, perfect(LAW))
     simulation.start()

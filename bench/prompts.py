@@ -116,13 +116,7 @@ PROMPTS = (
         128,
         demo=True,
     ),
-    Prompt(
-        "list_picnic",
-        "list",
-        "Write a numbered list of ten things to bring to a picnic, each with a short reason.",
-        160,
-        demo=True,
-    ),
+    Prompt("list_habits", "list", "Give me a list of eight habits that help people sleep better.", 160, demo=True),
     Prompt("chat_sourdough", "chat", "My sourdough bread comes out too dense. What could be wrong?", 128),
     Prompt("chat_interview", "chat", "How should I prepare for my first job interview next week?", 128),
     Prompt("chat_cat", "chat", "My cat wakes me up at five every morning. What can I do?", 128),
@@ -142,7 +136,12 @@ PROMPTS = (
     Prompt("summary_bridge", "summary", f"Summarize this text in two sentences.\n\n{_BRIDGE}", 96),
     Prompt("summary_meeting", "summary", f"Write a short summary of these minutes.\n\n{_MEETING}", 96),
     Prompt("list_capitals", "list", "List the capitals of ten countries in Europe, one per line.", 128),
-    Prompt("list_habits", "list", "Give me a list of eight habits that help people sleep better.", 160),
+    Prompt(
+        "list_picnic",
+        "list",
+        "Write a numbered list of ten things to bring to a picnic, each with a short reason.",
+        160,
+    ),
     Prompt(
         "extract_tasks",
         "extract",

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import grpc.aio
 import pytest
 from paceline_gateway.commands import FindReplica, Found, LinkBack, LinkLost, Said, SessionCommand, WithdrawFind
 from paceline_gateway.effects import Lane
 from paceline_gateway.fitness import Fitness
-from paceline_gateway.link_codec import VERIFIER_CODEC
+from paceline_gateway.link_codec import VERIFIER_CODEC, LinkCodec
 from paceline_gateway.links import Link, LinkLimits, LinkState
 from paceline_gateway.pool import Pool
 
-from paceline.errors import CapacityExceeded, ConfigurationError
+from paceline.errors import CapacityExceeded, ConfigurationError, InvalidArgument
 from paceline.messages import Close, Evicted, ModelInfo, Open, Opened, SamplingParams, Verify
 from paceline.runtime.supervisor import OnError, Supervisor
 from paceline.v1 import common_pb2, verifier_pb2
@@ -52,12 +54,14 @@ def verify(round_number: int, session: str = "s") -> Verify:
 
 
 @contextlib.asynccontextmanager
-async def linked(limits: LinkLimits | None = None) -> AsyncIterator[tuple[FakeVerifier, Link]]:
+async def linked(
+    limits: LinkLimits | None = None, codec: LinkCodec = VERIFIER_CODEC, **options: Any
+) -> AsyncIterator[tuple[FakeVerifier, Link]]:
     def check(address: str, info: ModelInfo) -> None:
         FITNESS.check(Lane.VERIFIER, address, info)
 
     async with fake_verifier(INFO) as (peer, address), Supervisor("test") as supervisor:
-        link = Link(address, VERIFIER_CODEC, check=check, changed=lambda _: None, limits=limits)
+        link = Link(address, codec, check=check, changed=lambda _: None, limits=limits, **options)
         supervisor.spawn("link", link.run, on_error=OnError.FAIL)
         await until(lambda: link.up)
         yield peer, link
@@ -172,6 +176,71 @@ async def send_for_ever(link: Link, command: Open) -> None:
     while True:
         link.send(command)
         await asyncio.sleep(0)
+
+
+class LateWriter:
+    """A real call whose next write comes after the stream's end, and before the reader hears of that."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._tried = asyncio.Event()
+
+    async def read(self) -> Any:
+        frame = await self._call.read()
+        if frame is grpc.aio.EOF:
+            await self._tried.wait()
+        return frame
+
+    async def write(self, frame: Any) -> None:
+        await self._call.code()
+        try:
+            await self._call.write(frame)
+        finally:
+            self._tried.set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+
+async def test_a_write_after_the_end_of_the_stream_is_nothing_unexpected(caplog: pytest.LogCaptureFixture) -> None:
+    codec = replace(VERIFIER_CODEC, connect=lambda channel: LateWriter(VERIFIER_CODEC.connect(channel)))
+    async with linked(codec=codec) as (peer, link):
+        link.send(verify(1))
+        peer.break_off()
+        await until(lambda: peer.num_streams == 2 and link.up)
+    errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "has ended the stream (OK: no reason)" in errors[0]
+    assert all("unexpectedly" not in error for error in errors)
+
+
+async def test_streams_that_end_under_traffic_say_why(caplog: pytest.LogCaptureFixture) -> None:
+    async with linked() as (peer, link):
+        large = Open("s", 1, tuple(range(1000)), 3, SamplingParams())
+        for flap in range(2, 12):
+            peer.break_off()
+            while peer.num_streams < flap or not link.up:
+                if link.up:
+                    link.send(large)
+                await asyncio.sleep(0)
+        link.send(verify(1))
+        await until(lambda: verify(1) in peer.commands)
+        troubles = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(troubles) == 10
+    assert all("has ended the stream (OK: no reason)" in trouble for trouble in troubles)
+
+
+async def test_frames_stay_within_the_largest_message() -> None:
+    async with linked(max_message_bytes=2**16) as (peer, link):
+        command = Open("s", 1, tuple(range(10_000)), 3, SamplingParams())  # about 20 kB
+        for _ in range(20):
+            link.send(command)
+        await until(lambda: len(peer.commands) == 20)
+        assert max(len(frame) for frame in peer.frames) == 1
+        with pytest.raises(InvalidArgument, match="at most 65536"):
+            link.send(replace(command, tokens=tuple(range(40_000))))
+        link.send(verify(1))
+        await until(lambda: peer.commands[-1] == verify(1))
+        assert peer.num_streams == 1
 
 
 async def test_a_restart_between_question_and_stream_is_noticed() -> None:

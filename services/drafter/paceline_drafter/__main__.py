@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.messages import DrafterCommand, DrafterEvent
+from paceline.runtime.connect import ConnectLimits
 from paceline.runtime.process import main
 from paceline.runtime.replica_service import Replica
 from paceline_drafter.servicer import DrafterService, drafter_door
@@ -19,7 +20,7 @@ def make_service(settings: DrafterSettings) -> DrafterService:
 
         return load_replica(settings)
 
-    return DrafterService(drafter_door(), load)
+    return DrafterService(drafter_door(ConnectLimits.within(settings.max_message_bytes)), load)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -23,10 +22,11 @@ from typing import Any
 
 import grpc.aio
 
-from paceline.errors import CapacityExceeded, Failure, PacelineError, Unavailable
+from paceline.errors import CapacityExceeded, Failure, InvalidArgument, PacelineError, Unavailable
 from paceline.messages import Close, Failed, Hello, ModelInfo
-from paceline.runtime.grpc_client import ClientTls, open_channel
+from paceline.runtime.grpc_client import DEFAULT_MAX_MESSAGE_BYTES, ClientTls, open_channel
 from paceline.runtime.grpc_errors import error_from_rpc
+from paceline.runtime.outbox import Outbox
 from paceline_gateway.commands import LinkBack, LinkLost, ReplicaCommand, ReplicaEvent, Said, SessionPort
 from paceline_gateway.effects import Replica
 from paceline_gateway.link_codec import LinkCodec
@@ -38,6 +38,7 @@ _FIRST_PAUSE_S = 0.05
 _LAST_PAUSE_S = 2.0
 _REFUSED_PAUSE_S = 5.0
 _MAX_OWED_CLOSES = 10_000
+_FRAME_OVERHEAD_BYTES = 16
 
 
 class LinkState(Enum):
@@ -74,6 +75,7 @@ class Link:
         check: raises `ConfigurationError` for a replica that does not fit.
         changed: told when the state has changed.
         tls: how to check the replica; None for plain text.
+        max_message_bytes: largest frame either way.
         limits: bounds of the outbox.
     """
 
@@ -85,6 +87,7 @@ class Link:
         check: Callable[[str, ModelInfo], None],
         changed: Callable[[str], None],
         tls: ClientTls | None = None,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         limits: LinkLimits | None = None,
     ) -> None:
         self.address = address
@@ -95,12 +98,12 @@ class Link:
         self._check = check
         self._changed = changed
         self._tls = tls
+        self._max_message_bytes = max_message_bytes
         self._limits = limits or LinkLimits()
         self._info: ModelInfo | None = None
         self._ports: dict[str, SessionPort] = {}
-        self._outbox: deque[tuple[Any, int]] = deque()
-        self._outbox_bytes = 0
-        self._wake = asyncio.Event()
+        # A frame is a little more than its commands, and must not be what makes a message too large.
+        self._outbox = Outbox(min(self._limits.frame_bytes, max_message_bytes // 2))
         self._boot_id = ""
         self._owed_closes: dict[str, Close] = {}
 
@@ -132,7 +135,7 @@ class Link:
             return
         close = Close(session, epoch)
         if self.up:
-            self._add(close)
+            self._outbox.put(self._codec.command_to_pb(close))
         elif len(self._owed_closes) < _MAX_OWED_CLOSES:
             self._owed_closes[session] = close
 
@@ -145,28 +148,31 @@ class Link:
 
         Raises:
             CapacityExceeded: the outbox is full; the message has the numbers.
+            InvalidArgument: the command is larger than a message may be, and would break the link for all sessions.
         """
         if not self.up:
             return
-        if len(self._outbox) >= self._limits.outbox_commands or self._outbox_bytes >= self._limits.outbox_bytes:
+        waiting = self._outbox
+        if len(waiting) >= self._limits.outbox_commands or waiting.num_bytes >= self._limits.outbox_bytes:
             raise CapacityExceeded(
-                f"{len(self._outbox)} commands of {self._outbox_bytes} bytes wait for {self.address}; "
+                f"{len(waiting)} commands of {waiting.num_bytes} bytes wait for {self.address}; "
                 f"at most {self._limits.outbox_commands} and {self._limits.outbox_bytes} may"
             )
-        self._add(command)
-
-    def _add(self, command: ReplicaCommand) -> None:
         message = self._codec.command_to_pb(command)
-        size_bytes = message.ByteSize()
-        self._outbox.append((message, size_bytes))
-        self._outbox_bytes += size_bytes
-        self._wake.set()
+        size_bytes = message.ByteSize() + _FRAME_OVERHEAD_BYTES
+        if size_bytes > self._max_message_bytes:
+            raise InvalidArgument(
+                f"the session needs a message of {size_bytes} bytes to {self.address}; at most "
+                f"{self._max_message_bytes} may be sent (max_message_bytes)",
+                field="prompt",
+            )
+        waiting.put(message)
 
     # --- the owner task -----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Connects, serves and mends the link until it is cancelled."""
-        channel = open_channel(self.address, tls=self._tls)
+        channel = open_channel(self.address, tls=self._tls, max_message_bytes=self._max_message_bytes)
         pause_s = _FIRST_PAUSE_S
         try:
             while True:
@@ -231,17 +237,11 @@ class Link:
 
     async def _write(self, call: Any) -> None:
         while True:
-            while not self._outbox:
-                self._wake.clear()
-                await self._wake.wait()
-            messages: list[Any] = []
-            frame_bytes = 0
-            while self._outbox and (not messages or frame_bytes + self._outbox[0][1] <= self._limits.frame_bytes):
-                message, size_bytes = self._outbox.popleft()
-                messages.append(message)
-                frame_bytes += size_bytes
-            self._outbox_bytes -= frame_bytes
-            await call.write(self._codec.frame(messages))
+            frame = self._codec.frame(await self._outbox.next_frame())
+            try:
+                await call.write(frame)
+            except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+                return  # the stream has ended, which is what the library means by either; the reader hears why
 
     def _up(self, info: ModelInfo) -> None:
         restarted = self._boot_id != info.boot_id
@@ -250,7 +250,7 @@ class Link:
         logger.info("link up", extra={"replica": self.address, "boot_id": info.boot_id, "new_life": restarted})
         if not restarted:
             for close in self._owed_closes.values():
-                self._add(close)
+                self._outbox.put(self._codec.command_to_pb(close))
         self._owed_closes.clear()
         for port in list(self._ports.values()):
             port.tell(LinkBack(self._codec.lane, self, restarted))
@@ -261,7 +261,6 @@ class Link:
         news = (state, trouble) != (self.state, self.trouble)
         self.state, self.trouble = state, trouble
         self._outbox.clear()
-        self._outbox_bytes = 0
         if news:
             level = logging.WARNING if was_up or state is LinkState.REFUSED else logging.INFO
             logger.log(level, "link %s: %s", state.value, trouble, extra={"replica": self.address})

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.messages import ModelInfo
-from paceline.runtime.grpc_client import ClientTls
+from paceline.runtime.grpc_client import DEFAULT_MAX_MESSAGE_BYTES, ClientTls
 from paceline.runtime.mailbox import Mailbox
 from paceline.runtime.supervisor import OnError, Supervisor
 from paceline_gateway.commands import FindReplica, Found, LinkChanged, PoolCommand, WithdrawFind
@@ -76,15 +76,23 @@ class Pool:
         addresses: host:port of each.
         check: whether a replica fits.
         tls: how to check replicas; None for plain text.
+        max_message_bytes: largest frame either way.
     """
 
     def __init__(
-        self, codec: LinkCodec, addresses: Sequence[str], check: Check, *, tls: ClientTls | None = None
+        self,
+        codec: LinkCodec,
+        addresses: Sequence[str],
+        check: Check,
+        *,
+        tls: ClientTls | None = None,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     ) -> None:
         self.name = f"{codec.lane.value} pool"
         self._codec = codec
         self._check = check
         self._tls = tls
+        self._max_message_bytes = max_message_bytes
         self._links: dict[str, Link] = {address: self._new_link(address) for address in addresses}
         self._finds: dict[str, FindReplica] = {}
         self._mailbox: Mailbox[PoolCommand] = Mailbox(
@@ -99,7 +107,14 @@ class Pool:
         def changed(changed_address: str) -> None:
             self.tell(LinkChanged(changed_address))
 
-        return Link(address, self._codec, check=self._check, changed=changed, tls=self._tls)
+        return Link(
+            address,
+            self._codec,
+            check=self._check,
+            changed=changed,
+            tls=self._tls,
+            max_message_bytes=self._max_message_bytes,
+        )
 
     @property
     def num_sessions(self) -> int:

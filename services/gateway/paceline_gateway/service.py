@@ -21,9 +21,8 @@ from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 from paceline.v1 import gateway_pb2, gateway_pb2_grpc
 from paceline_gateway.door import Door, DoorSettings
-from paceline_gateway.effects import Lane
 from paceline_gateway.fitness import Fitness
-from paceline_gateway.link_codec import DRAFTER_CODEC, VERIFIER_CODEC
+from paceline_gateway.link_codec import DRAFTER_CODEC, VERIFIER_CODEC, LinkCodec
 from paceline_gateway.pool import Pool
 from paceline_gateway.servicer import GenerationServicer
 from paceline_gateway.services import SessionServices
@@ -129,20 +128,16 @@ class GatewayService:
             ) from error
 
     def _make_pools(self, fitness: Fitness) -> tuple[Pool, Pool]:
-        tls = self._settings.client_tls
-        verifiers = Pool(
-            VERIFIER_CODEC,
-            self._settings.verifiers,
-            lambda address, info: fitness.check(Lane.VERIFIER, address, info),
-            tls=tls,
-        )
-        drafters = Pool(
-            DRAFTER_CODEC,
-            self._settings.drafters,
-            lambda address, info: fitness.check(Lane.DRAFTER, address, info),
-            tls=tls,
-        )
-        return verifiers, drafters
+        def pool(codec: LinkCodec, addresses: Sequence[str]) -> Pool:
+            return Pool(
+                codec,
+                addresses,
+                lambda address, info: fitness.check(codec.lane, address, info),
+                tls=self._settings.client_tls,
+                max_message_bytes=self._settings.max_message_bytes,
+            )
+
+        return pool(VERIFIER_CODEC, self._settings.verifiers), pool(DRAFTER_CODEC, self._settings.drafters)
 
     async def _wait_for_replicas(self, verifiers: Pool, drafters: Pool) -> None:
         """Gives replicas a moment, so that the first requests find them; serves without them if need be."""

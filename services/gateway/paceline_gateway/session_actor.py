@@ -266,7 +266,7 @@ class SessionActor:
             return
         try:
             link.send(command)
-        except CapacityExceeded as error:
+        except PacelineError as error:
             failed = Failed(self.session, self._plan.epoch, command_id_of(command), error.to_failure())
             self._said(lane, failed, self._clock())
 

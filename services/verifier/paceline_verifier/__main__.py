@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.messages import VerifierCommand, VerifierEvent
+from paceline.runtime.connect import ConnectLimits
 from paceline.runtime.process import main
 from paceline.runtime.replica_service import Replica
 from paceline_verifier.servicer import VerifierService, verifier_door
@@ -19,7 +20,7 @@ def make_service(settings: VerifierSettings) -> VerifierService:
 
         return load_replica(settings)
 
-    return VerifierService(verifier_door(), load)
+    return VerifierService(verifier_door(ConnectLimits.within(settings.max_message_bytes)), load)
 
 
 if __name__ == "__main__":

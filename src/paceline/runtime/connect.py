@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -21,6 +20,7 @@ from google.protobuf.message import DecodeError
 
 from paceline.errors import CapacityExceeded, InvalidArgument, PacelineError
 from paceline.messages import Failed, Hello
+from paceline.runtime.outbox import Outbox
 from paceline.wire import CommandRef
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,11 @@ class ConnectLimits:
     outbox_events: int = 8192
     outbox_bytes: int = 32 * 2**20
     frame_bytes: int = 2**20
+
+    @classmethod
+    def within(cls, max_message_bytes: int) -> ConnectLimits:
+        """Limits of a server whose messages may have so many bytes; a frame is a little more than its events."""
+        return cls(frame_bytes=min(cls().frame_bytes, max_message_bytes // 2))
 
 
 class EventStream(Protocol[EventT_contra]):
@@ -97,7 +102,7 @@ class ConnectCodec(Generic[CommandT, EventT]):
 
 
 class _Stream(Generic[EventT]):
-    """The outbox of one stream: bounded, drained by one writer."""
+    """One stream: its bounded outbox and how it ends."""
 
     _numbers = itertools.count(1)
 
@@ -106,9 +111,7 @@ class _Stream(Generic[EventT]):
         self.half_closed = False
         self._to_pb = to_pb
         self._limits = limits
-        self._outbox: deque[tuple[Any, int]] = deque()
-        self._outbox_bytes = 0
-        self._wake = asyncio.Event()
+        self._outbox = Outbox(limits.frame_bytes)
         self._finishing = False
         self._broken = False
         self._failure: PacelineError | None = None
@@ -117,22 +120,18 @@ class _Stream(Generic[EventT]):
     def send(self, event: EventT | Hello | Failed) -> None:
         if self._broken or self._finishing:
             return
-        message = self._to_pb(event)
-        size_bytes = message.ByteSize()
-        self._outbox.append((message, size_bytes))
-        self._outbox_bytes += size_bytes
-        if len(self._outbox) > self._limits.outbox_events or self._outbox_bytes > self._limits.outbox_bytes:
+        self._outbox.put(self._to_pb(event))
+        if len(self._outbox) > self._limits.outbox_events or self._outbox.num_bytes > self._limits.outbox_bytes:
             self.fail(
                 CapacityExceeded(
                     f"the peer does not read: more than {self._limits.outbox_events} events or "
                     f"{self._limits.outbox_bytes} bytes wait for it; connect again and read"
                 )
             )
-        self._wake.set()
 
     def finish(self) -> None:
         self._finishing = True
-        self._wake.set()
+        self._outbox.finish()
 
     def break_off(self) -> None:
         """Forgets what is queued and whatever comes."""
@@ -151,21 +150,9 @@ class _Stream(Generic[EventT]):
             await self._failed.wait()
         raise self._failure
 
-    async def next_frame(self) -> list[Any] | None:
-        """Events for one frame, at least one; None when the stream has finished."""
-        while not self._outbox:
-            if self._finishing:
-                return None
-            self._wake.clear()
-            await self._wake.wait()
-        frame: list[Any] = []
-        frame_bytes = 0
-        while self._outbox and (not frame or frame_bytes + self._outbox[0][1] <= self._limits.frame_bytes):
-            message, size_bytes = self._outbox.popleft()
-            frame.append(message)
-            frame_bytes += size_bytes
-        self._outbox_bytes -= frame_bytes
-        return frame
+    async def next_frame(self) -> list[Any]:
+        """Events for one frame; none when the stream has finished."""
+        return await self._outbox.next_frame()
 
 
 class ConnectServer(Generic[CommandT, EventT]):
@@ -252,5 +239,5 @@ class ConnectServer(Generic[CommandT, EventT]):
             stream.send(Failed(ref.session, ref.epoch, ref.command_id, error.to_failure()))
 
     async def _write(self, stream: _Stream[EventT], context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        while (events := await stream.next_frame()) is not None:
+        while events := await stream.next_frame():
             await context.write(self._codec.frame(events))

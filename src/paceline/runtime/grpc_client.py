@@ -11,6 +11,8 @@ import grpc.aio
 from paceline.errors import ConfigurationError
 from paceline.runtime.grpc_server import channel_options
 
+DEFAULT_MAX_MESSAGE_BYTES = 16 * 2**20
+"""What the services' settings say too, unless they are told otherwise."""
 _FIRST_RECONNECT_BACKOFF_MS = 100
 _MAX_RECONNECT_BACKOFF_MS = 2_000
 
@@ -25,7 +27,7 @@ class ClientTls:
 
 
 def open_channel(
-    address: str, *, tls: ClientTls | None = None, max_message_bytes: int = 16 * 2**20
+    address: str, *, tls: ClientTls | None = None, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
 ) -> grpc.aio.Channel:
     """A channel to `host:port`; it connects when used and again when broken.
 

@@ -92,7 +92,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     tokenizer_hash: str
     boot_id: str
-    method: str = ""
+    methods: tuple[str, ...] = ()
     max_draft_tokens: int = 0
     weights_bytes: int = 0
     kv_bytes: int = 0
@@ -112,6 +112,7 @@ class Open:
     generation_start: int
     sampling: SamplingParams
     rule: AcceptanceRule = AcceptanceRule.MATCH
+    method: str = ""
 
 
 @dataclass(frozen=True, slots=True)

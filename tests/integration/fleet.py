@@ -380,7 +380,7 @@ class Fleet:
         stated = self.options.tokenizer_hash
         info = self._info(
             boot_id,
-            method=method.info.name,
+            methods=method.info.methods,
             max_model_len=self.options.drafter_context,
             tokenizer_hash=self.tokenizer.fingerprint if stated is None else stated,
             max_draft_tokens=self.options.draft_limits.max_draft_tokens,

@@ -228,7 +228,7 @@ async def drafter_replica(
 ) -> AsyncIterator[DrafterReplica]:
     """A drafter with any method."""
     actor = DraftActor(method, draft_limits or DraftLimits(), limits or ActorLimits())
-    info = ModelInfo("toy", 64, 512, (), "toy-tokenizer", BOOT_ID, method=method.info.name)
+    info = ModelInfo("toy", 64, 512, (), "toy-tokenizer", BOOT_ID, methods=method.info.methods)
     service = DrafterService(drafter_door(connect_limits), lambda: Replica(actor, info))
     async with _serve(service, actor, drafter_link) as replica:
         yield replica

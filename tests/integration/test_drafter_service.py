@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from paceline_drafter.draft_actor import DraftLimits
 
+from paceline.drafting.fallback import FallbackMethod
 from paceline.drafting.method import DraftJob, MethodInfo
 from paceline.messages import (
     Close,
@@ -27,7 +29,7 @@ from paceline.messages import (
 )
 from paceline.runtime.replica_actor import ActorLimits
 from paceline.token_log import TokenLog
-from paceline.v1 import drafter_pb2
+from paceline.v1 import drafter_pb2, drafter_pb2_grpc
 from tests.fakes.scripted_drafter import ScriptedDrafter, StepGate, broken, perfect, put_at, too_long
 from tests.integration.replicas import GREEDY, Link, drafter_replica, wait_for
 
@@ -80,6 +82,43 @@ async def test_draft_and_draft_ahead() -> None:
         assert drafter.contexts[-1] == (*PROMPT, *cycle_from(3, 4))
         await link.ask(Close("s", 1), Closed)
         assert drafter.fed == {}
+
+
+def two_methods() -> FallbackMethod:
+    """A chain whose first method always finds something: the second drafts only where it is asked for by name."""
+    second = ScriptedDrafter(perfect(lambda context, _: 17), info=MethodInfo(name="second"))
+    return FallbackMethod([ScriptedDrafter(perfect(law)), second])
+
+
+@pytest.mark.parametrize(
+    ("method", "used", "tokens"),
+    [("", "scripted", cycle_from(3, 4)), ("scripted", "scripted", cycle_from(3, 4)), ("second", "second", (17,) * 4)],
+)
+async def test_a_session_may_name_one_method_of_the_chain(method: str, used: str, tokens: tuple[int, ...]) -> None:
+    async with drafter_replica(two_methods()) as replica, replica.connect() as link:
+        info = await drafter_pb2_grpc.DrafterStub(replica.channel).GetModelInfo(
+            drafter_pb2.DrafterGetModelInfoRequest()
+        )
+        assert list(info.info.methods) == ["scripted", "second"]
+        await link.send(replace(opening("s"), method=method), draft("s", 1))
+        await link.receive(Opened)
+        drafted = await link.receive(Drafted)
+        assert (drafted.method, drafted.block.tokens) == (used, tokens)
+
+
+async def test_a_session_that_names_a_method_which_is_not_there_is_refused() -> None:
+    async with drafter_replica(two_methods()) as replica, replica.connect() as link:
+        failed = await link.ask(replace(opening("s"), method="eagle"), Failed)
+        assert (failed.failure.code, failed.failure.field) == ("invalid_argument", "method")
+        for name in ("'eagle'", "scripted, second"):
+            assert name in failed.failure.message
+        failed = await link.ask(replace(opening("s"), method="x" * 65), Failed)
+        assert (failed.failure.code, failed.failure.field) == ("invalid_argument", "method")
+        assert replica.actor.num_sessions == 0
+        # An open session goes on as it was.
+        await link.ask(opening("s"), Opened)
+        await link.ask(replace(opening("s"), method="eagle"), Failed)
+        assert (await link.ask(draft("s", 1), Drafted)).method == "scripted"
 
 
 async def test_newer_draft_supersedes_a_running_one_which_is_answered_with_what_it_has() -> None:

@@ -11,6 +11,8 @@ import pytest
 from paceline_gateway.servicer import GenerationServicer
 
 from paceline.client import AsyncClient
+from paceline.drafting.fallback import FallbackMethod
+from paceline.drafting.method import MethodInfo
 from paceline.errors import (
     CapacityExceeded,
     ConfigurationError,
@@ -26,9 +28,9 @@ from paceline.runtime.grpc_client import open_channel
 from paceline.text.request import ChatMessage, ChatPrompt, SpeculationOptions, TextPrompt, TokenPrompt
 from paceline.v1 import gateway_pb2
 from paceline.v1.gateway_pb2_grpc import GenerationStub
-from tests.fakes.scripted_drafter import StepGate
+from tests.fakes.scripted_drafter import ScriptedDrafter, StepGate, wrong_at
 from tests.fakes.toy_runner import hash_law, poisoned_law
-from tests.integration.fleet import VOCAB, Fleet, free_port, generate, perfect_method, plain_tokens, until
+from tests.integration.fleet import VOCAB, Fleet, free_port, generate, perfect_method, plain_tokens, target_law, until
 
 CERTIFICATES = Path(__file__).parents[1] / "unit" / "runtime" / "certificates"
 LAW = hash_law(VOCAB, seed=1)
@@ -232,6 +234,28 @@ async def test_a_method_that_nobody_offers_is_a_warning(tmp_path: Path) -> None:
         run = await generate(client, fleet.request(PROMPT, method="scripted"))
         assert run.started.warnings == ()
         assert run.evidence.methods == ("scripted",)
+
+
+def chain() -> FallbackMethod:
+    """The second method would draft perfectly, and the first one always drafts something."""
+    first = ScriptedDrafter(wrong_at(target_law(LAW), 0, VOCAB), info=MethodInfo(name="first"))
+    return FallbackMethod([first, perfect_method(LAW)()])
+
+
+async def test_a_request_may_name_one_method_of_a_chain(tmp_path: Path) -> None:
+    async with Fleet.start(tmp_path, LAW, method=chain) as fleet, fleet.client() as client:
+        (model,) = await client.list_models()
+        assert model.methods == ("first", "scripted")
+        for method, used in (("", "first"), ("first", "first"), ("scripted", "scripted")):
+            run = await generate(client, fleet.request(PROMPT, method=method))
+            assert run.started.warnings == ()
+            assert run.evidence.methods == (used,)
+            assert run.tokens == plain_tokens(LAW, PROMPT, 20)
+        assert run.evidence.accepted_tokens == run.evidence.draft_tokens > 0
+        run = await generate(client, fleet.request(PROMPT, method="ngram"))
+        assert "no drafter of method 'ngram'" in run.started.warnings[0]
+        assert run.evidence.methods == ()
+        assert run.tokens == plain_tokens(LAW, PROMPT, 20)
 
 
 async def test_a_drafter_with_another_tokenizer_is_refused_with_both_hashes(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def opens(draw: st.DrawFn) -> m.Open:
         draw(st.integers(0, len(tokens))),
         draw(SAMPLING),
         draw(st.sampled_from(m.AcceptanceRule)),
+        draw(st.text("abc_", max_size=64)),
     )
 
 
@@ -165,7 +166,7 @@ def test_drafter_events_survive_the_wire(event: m.DrafterEvent) -> None:
         eos_token_ids=TOKENS,
         tokenizer_hash=NAMES,
         boot_id=NAMES,
-        method=NAMES,
+        methods=st.lists(NAMES).map(tuple),
         max_draft_tokens=COUNTS,
         weights_bytes=LONGS,
         kv_bytes=LONGS,

@@ -136,6 +136,7 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
 
     def _open(self, letter: Letter[DrafterCommand, DrafterEvent], command: Open) -> None:
         self._check_ids(command.tokens, "tokens")
+        self._check_method(command.method)
         validate_sampling(command.sampling, vocab_size=self._draft_limits.vocab_size or _ANY_ID)
         session = self._sessions.get(command.session)
         if session is not None:
@@ -181,7 +182,7 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
         if self._draft_limits.max_model_len is not None:
             depth = min(depth, self._draft_limits.max_model_len - len(context))
         opened = session.opened
-        job = DraftJob(command.session, context, depth, opened.sampling, opened.generation_start)
+        job = DraftJob(command.session, context, depth, opened.sampling, opened.generation_start, opened.method)
         session.running = _Running(command, job, arrived_s)
         if depth < 1:
             self._answer(session)
@@ -192,6 +193,13 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
         limit = self._draft_limits.vocab_size
         if limit is not None and tokens and max(tokens) >= limit:
             raise InvalidArgument(f"{name} holds id {max(tokens)}; the vocabulary has {limit} ids", field=name)
+
+    def _check_method(self, method: str) -> None:
+        offered = self._method.info.methods
+        if method and method not in offered:
+            raise InvalidArgument(
+                f"this drafter does not draft by method {method!r}; it offers {', '.join(offered)}", field="method"
+            )
 
     # --- answers ----------------------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ def load_replica(settings: DrafterSettings) -> Replica[DrafterCommand, DrafterEv
     facts = method.info
     info = ModelInfo(
         model=settings.model_name or (default_name(settings.model) if settings.model else ""),
-        method=facts.name,
+        methods=facts.methods,
         vocab_size=facts.vocab_size,
         max_model_len=facts.max_model_len,
         eos_token_ids=(),

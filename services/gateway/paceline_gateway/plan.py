@@ -24,7 +24,7 @@ class GenerationPlan:
         max_tokens: most tokens to generate; prompt and output fit the context.
         stop: stop strings.
         num_draft_tokens: block size; 0 is plain decoding.
-        method: only drafters of this method; empty for any.
+        method: the only method to draft by; empty for whatever the drafter does.
         draft_ahead: draft the next block while one is being verified.
     """
 
@@ -50,6 +50,7 @@ class GenerationPlan:
             generation_start=len(self.prompt),
             sampling=self.sampling,
             rule=self.rule,
+            method=self.method,
         )
 
 

@@ -55,12 +55,12 @@ class PoolSnapshot:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Methods on offer, each once."""
-        return tuple(dict.fromkeys(replica.info.method for replica in self.ready if replica.info.method))
+        """Methods on offer, each once; those of a chain one by one."""
+        return tuple(dict.fromkeys(method for replica in self.ready for method in replica.info.methods))
 
     def offers(self, method: str) -> bool:
-        """Whether a ready replica drafts by the method; empty for any."""
-        return any(not method or replica.info.method == method for replica in self.ready)
+        """Whether a ready replica can draft by the method; empty for any."""
+        return any(not method or method in replica.info.methods for replica in self.ready)
 
     @property
     def why_not(self) -> str:
@@ -198,6 +198,6 @@ def _usable(link: Link, find: FindReplica) -> Replica | None:
     replica = link.replica
     if not link.up or replica is None:
         return None
-    fits_method = not find.method or replica.info.method == find.method
+    fits_method = not find.method or find.method in replica.info.methods
     fits_context = replica.info.max_model_len >= find.context_len or not replica.info.max_model_len
     return replica if fits_method and fits_context else None

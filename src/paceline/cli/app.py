@@ -44,7 +44,9 @@ Model = Annotated[str, typer.Option(help="Target: a hub id, a folder, a .gguf fi
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on standard output.")]
 Address = Annotated[str, typer.Option(help="The gateway's address.")]
-Method = Annotated[str, typer.Option(help="Only drafters of this method; default: any.")]
+Method = Annotated[
+    str, typer.Option(help="Draft by this method only, such as ngram; default: whatever the drafter does.")
+]
 MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the best token each time.")]
 TopP = Annotated[float, typer.Option(help="Sample from the smallest set of tokens with this probability.")]

@@ -26,7 +26,7 @@ class RequestOptions:
         min_p: least share of the best token's probability.
         seed: of the noise; None: drawn by the gateway.
         stop: strings that end the text.
-        method: only drafters of this method; empty: any.
+        method: the only method to draft by; empty: whatever the drafter does.
         num_speculative_tokens: block size; None: the gateway's.
         speculation: False decodes plainly.
     """

@@ -59,12 +59,12 @@ class FallbackMethod:
         """Takes one step for all jobs.
 
         `job.method` says which method a draft is with, so a draft goes on where it began; one that ends without a token
-        goes to the next method at once, in this step.
+        goes to the next method at once, in this step. `job.only` leaves out all methods but one.
         """
         pending = [job for job in jobs if not job.done]
         for method in self._methods:
-            name = method.info.name
-            mine = [job for job in pending if job.method in {"", name} and method in self._holders.get(job.session, ())]
+            names = method.info.methods
+            mine = [job for job in pending if self._may_draft(method, names, job)]
             if not mine:
                 continue
             method.advance(mine)
@@ -76,6 +76,11 @@ class FallbackMethod:
             pending = [job for job in pending if id(job) not in taken] + missed
         for job in pending:
             job.done = True
+
+    def _may_draft(self, method: DraftMethod, names: tuple[str, ...], job: DraftJob) -> bool:
+        begun_elsewhere = job.method and job.method not in names
+        excluded = job.only and job.only not in names
+        return not begun_elsewhere and not excluded and method in self._holders.get(job.session, ())
 
     def kv_len(self, session: str) -> int:
         """Key/value rows that the session holds in the method that holds most."""
@@ -102,6 +107,7 @@ def _joint_info(facts: Sequence[MethodInfo]) -> MethodInfo:
         weights_bytes=sum(fact.weights_bytes for fact in facts),
         kv_bytes=sum(fact.kv_bytes for fact in facts),
         max_sessions=_loosest([fact.max_sessions for fact in facts]),
+        parts=tuple([name for fact in facts for name in fact.methods]),
     )
 
 

@@ -18,13 +18,14 @@ class MethodInfo:
     """Facts about a method; zero or empty where a method has no model.
 
     Attributes:
-        name: `draft_model`, `ngram`, ...
+        name: `draft_model`, `ngram`, ...; a chain's joins those of its parts.
         vocab_size: ids at or above it are never proposed; 0 when the method repeats given ids only.
         max_model_len: most tokens of context; 0 when unbounded.
         tokenizer_hash: fingerprint of the model's tokenizer; empty when the method has none.
         weights_bytes: memory of the weights.
         kv_bytes: memory reserved for key/value rows.
         max_sessions: sessions that fit at once; 0 when unbounded.
+        parts: names of a chain's methods in order; empty for a single method.
     """
 
     name: str
@@ -34,6 +35,12 @@ class MethodInfo:
     weights_bytes: int = 0
     kv_bytes: int = 0
     max_sessions: int = 0
+    parts: tuple[str, ...] = ()
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Methods that a draft can be restricted to."""
+        return self.parts or (self.name,)
 
 
 @dataclass(slots=True)
@@ -46,6 +53,7 @@ class DraftJob:
         max_depth: most tokens to propose, at least 1.
         sampling: the request's parameters; drafts use its keyed noise.
         generation_start: index in `context` of the first generated token, for penalties and min_tokens.
+        only: of a chain, only this method may propose; empty for any. A single method need not look at it.
         tokens: the chain proposed so far; tokens[i] has absolute position len(context) + i.
         confidences: the drafter's own probability of each token.
         done: no further step will add to it.
@@ -57,6 +65,7 @@ class DraftJob:
     max_depth: int
     sampling: SamplingParams
     generation_start: int = 0
+    only: str = ""
     tokens: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
     done: bool = False

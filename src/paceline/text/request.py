@@ -49,7 +49,7 @@ class SpeculationOptions:
 
     Attributes:
         enabled: False is plain decoding through the same services.
-        method: only drafters of this method; empty for any.
+        method: the only method to draft by; empty for whatever the drafter does.
         num_speculative_tokens: block size; 0 is plain decoding; None for the gateway's setting.
     """
 

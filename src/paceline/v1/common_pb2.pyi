@@ -258,7 +258,7 @@ class ModelInfo(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
-    METHOD_FIELD_NUMBER: _builtins.int
+    METHODS_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
@@ -270,8 +270,6 @@ class ModelInfo(_message.Message):
     BOOT_ID_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name that clients ask for."""
-    method: _builtins.str
-    """For a drafter, its method: draft_model, ngram, ...; empty for a verifier."""
     vocab_size: _builtins.int
     """Number of token ids that the tokenizer can produce; ids at or above it are refused and masked."""
     max_model_len: _builtins.int
@@ -289,6 +287,10 @@ class ModelInfo(_message.Message):
     boot_id: _builtins.str
     """Identity of this process's life; a new one means that all sessions are lost."""
     @_builtins.property
+    def methods(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """For a drafter, its methods in the order in which it tries them: draft_model, ngram, ...; none for a verifier."""
+
+    @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids that end a generation."""
 
@@ -296,7 +298,7 @@ class ModelInfo(_message.Message):
         self,
         *,
         model: _builtins.str = ...,
-        method: _builtins.str = ...,
+        methods: _abc.Iterable[_builtins.str] | None = ...,
         vocab_size: _builtins.int = ...,
         max_model_len: _builtins.int = ...,
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
@@ -309,7 +311,7 @@ class ModelInfo(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "eos_token_ids", b"eos_token_ids", "kv_bytes", b"kv_bytes", "max_draft_tokens", b"max_draft_tokens", "max_model_len", b"max_model_len", "max_sessions", b"max_sessions", "method", b"method", "model", b"model", "tokenizer_hash", b"tokenizer_hash", "vocab_size", b"vocab_size", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "eos_token_ids", b"eos_token_ids", "kv_bytes", b"kv_bytes", "max_draft_tokens", b"max_draft_tokens", "max_model_len", b"max_model_len", "max_sessions", b"max_sessions", "methods", b"methods", "model", b"model", "tokenizer_hash", b"tokenizer_hash", "vocab_size", b"vocab_size", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -357,11 +359,14 @@ class Open(_message.Message):
     GENERATION_START_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     ACCEPTANCE_RULE_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     epoch: _builtins.int
     generation_start: _builtins.int
     """Index of the first token of this generation, where penalties and min_tokens start to count."""
     acceptance_rule: Global___AcceptanceRule.ValueType
+    method: _builtins.str
+    """To a drafter: draft by this one of its methods only; empty leaves it to the drafter. Verifiers ignore it."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """All committed tokens."""
@@ -377,10 +382,11 @@ class Open(_message.Message):
         generation_start: _builtins.int = ...,
         sampling: Global___SamplingParams | None = ...,
         acceptance_rule: Global___AcceptanceRule.ValueType = ...,
+        method: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rule", b"acceptance_rule", "epoch", b"epoch", "generation_start", b"generation_start", "sampling", b"sampling", "session", b"session", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_rule", b"acceptance_rule", "epoch", b"epoch", "generation_start", b"generation_start", "method", b"method", "sampling", b"sampling", "session", b"session", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

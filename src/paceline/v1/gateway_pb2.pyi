@@ -261,7 +261,7 @@ class SpeculationOptions(_message.Message):
     enabled: _builtins.bool
     """Default true."""
     method: _builtins.str
-    """Only drafters of this method. Default: any."""
+    """Draft by this method only: ngram, draft_model, ... Default: whatever the drafter does."""
     num_speculative_tokens: _builtins.int
     """Block size; 0 is plain decoding. Default: the gateway's setting."""
     def __init__(

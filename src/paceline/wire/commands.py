@@ -11,6 +11,7 @@ from paceline.v1 import common_pb2, drafter_pb2, verifier_pb2
 from paceline.wire.parts import rule_from_pb, rule_to_pb, sampling_from_pb, sampling_to_pb, tree_from_pb, tree_to_pb
 
 MAX_SESSION_NAME_CHARS = 256
+MAX_METHOD_NAME_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ def open_to_pb(command: m.Open) -> common_pb2.Open:
         generation_start=command.generation_start,
         sampling=sampling_to_pb(command.sampling),
         acceptance_rule=rule_to_pb(command.rule),
+        method=command.method,
     )
 
 
@@ -88,6 +90,10 @@ def open_from_pb(command: common_pb2.Open) -> m.Open:
             f"generation_start is {command.generation_start}; it must be in [0, {len(tokens)}]",
             field="generation_start",
         )
+    if len(command.method) > MAX_METHOD_NAME_CHARS:
+        raise InvalidArgument(
+            f"method has {len(command.method)} characters; at most {MAX_METHOD_NAME_CHARS}", field="method"
+        )
     return m.Open(
         session=command.session,
         epoch=command.epoch,
@@ -95,6 +101,7 @@ def open_from_pb(command: common_pb2.Open) -> m.Open:
         generation_start=command.generation_start,
         sampling=sampling_from_pb(command.sampling),
         rule=rule_from_pb(command.acceptance_rule),
+        method=command.method,
     )
 
 

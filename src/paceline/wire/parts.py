@@ -129,7 +129,7 @@ def model_info_to_pb(info: m.ModelInfo) -> common_pb2.ModelInfo:
     """What a replica serves."""
     return common_pb2.ModelInfo(
         model=info.model,
-        method=info.method,
+        methods=info.methods,
         vocab_size=info.vocab_size,
         max_model_len=info.max_model_len,
         eos_token_ids=info.eos_token_ids,
@@ -146,7 +146,7 @@ def model_info_from_pb(info: common_pb2.ModelInfo) -> m.ModelInfo:
     """What a replica serves."""
     return m.ModelInfo(
         model=info.model,
-        method=info.method,
+        methods=tuple(info.methods),
         vocab_size=info.vocab_size,
         max_model_len=info.max_model_len,
         eos_token_ids=tuple(info.eos_token_ids),

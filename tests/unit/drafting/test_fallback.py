@@ -130,14 +130,53 @@ def test_unknown_sessions_are_not_drafted_for() -> None:
     assert method.kv_len("unknown") == 0
 
 
+def test_a_draft_restricted_to_one_method_leaves_the_others_out() -> None:
+    method, toy = chain()
+    for session in ("ngram", "model", "any"):
+        method.open(session)
+    jobs = [
+        DraftJob("ngram", FRESH, 3, GREEDY, only="ngram"),
+        DraftJob("model", REPEATING, 3, GREEDY, only="draft_model"),
+        DraftJob("any", REPEATING, 3, GREEDY),
+    ]
+    while not all(job.done for job in jobs):
+        method.advance(jobs)
+    assert [(job.method, len(job.tokens)) for job in jobs] == [("", 0), ("draft_model", 3), ("ngram", 3)]
+    assert all(len(batch) == 1 for batch in toy.passes)
+    hit = DraftJob("ngram", REPEATING, 3, GREEDY, only="ngram")
+    method.advance([hit])
+    assert (hit.method, hit.tokens) == ("ngram", [3, 4, 1])
+
+
+def test_a_chain_of_chains_is_restricted_to_its_parts() -> None:
+    inner, _ = chain()
+    last = ScriptedDrafter(perfect(lambda context, _: len(context)), info=MethodInfo(name="last"))
+    method = FallbackMethod([inner, last])
+    assert method.info.methods == ("ngram", "draft_model", "last")
+    method.open("s")
+    for name in method.info.methods:
+        job = DraftJob("s", REPEATING, 2, GREEDY, only=name)
+        while not job.done:
+            method.advance([job])
+        assert (job.method, len(job.tokens)) == (name, 2)
+
+
+def test_a_single_method_is_its_own_part() -> None:
+    assert NgramMethod(2, 3).info.methods == ("ngram",)
+
+
 def test_facts_of_a_chain() -> None:
     model = MethodInfo("draft_model", 100, 64, "hash", weights_bytes=5, kv_bytes=7, max_sessions=2)
     chained = FallbackMethod([NgramMethod(2, 3), ScriptedDrafter(empty(), info=model)]).info
     # ngram has no limits, so the chain has none
-    assert chained == MethodInfo("ngram+draft_model", 100, 0, "hash", weights_bytes=5, kv_bytes=7, max_sessions=0)
+    assert chained == MethodInfo(
+        "ngram+draft_model", 100, 0, "hash", weights_bytes=5, kv_bytes=7, parts=("ngram", "draft_model")
+    )
     small = MethodInfo("other", 90, 32, "hash", weights_bytes=1, kv_bytes=1, max_sessions=9)
     both = FallbackMethod([ScriptedDrafter(empty(), info=model), ScriptedDrafter(empty(), info=small)]).info
-    assert both == MethodInfo("draft_model+other", 100, 64, "hash", weights_bytes=6, kv_bytes=8, max_sessions=9)
+    assert both == MethodInfo(
+        "draft_model+other", 100, 64, "hash", 6, kv_bytes=8, max_sessions=9, parts=("draft_model", "other")
+    )
 
 
 def test_impossible_chains_are_refused() -> None:

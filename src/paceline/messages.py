@@ -99,6 +99,14 @@ class ModelInfo:
     max_sessions: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class VocabularyChunk:
+    """Part of a vocabulary: the tokens of the ids [first_id, first_id + len(pieces))."""
+
+    first_id: int
+    pieces: tuple[str, ...]
+
+
 # --- commands to a replica ------------------------------------------------------------------------------------------
 
 

@@ -7,11 +7,12 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import grpc
 import grpc.aio
 
 from paceline import wire
-from paceline.messages import Hello, ModelInfo, VerifierCommand, VerifierEvent
-from paceline.v1 import verifier_pb2, verifier_pb2_grpc
+from paceline.messages import Hello, ModelInfo, VerifierCommand, VerifierEvent, VocabularyChunk
+from paceline.v1 import common_pb2, verifier_pb2, verifier_pb2_grpc
 
 
 class FakeVerifier(verifier_pb2_grpc.VerifierServicer):
@@ -19,6 +20,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServicer):
 
     Attributes:
         info: what `GetModelInfo` says.
+        vocabulary: what `GetVocabulary` says; None for what an older verifier says, which lacks it.
+        num_vocabularies: how often it was asked.
         hello: boot_id that streams begin with; None for that of `info`.
         frames: frames of commands received on the present stream.
         reading: cleared, it reads no further frame.
@@ -27,6 +30,8 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServicer):
 
     def __init__(self, info: ModelInfo) -> None:
         self.info = info
+        self.vocabulary: list[VocabularyChunk] | None = None
+        self.num_vocabularies = 0
         self.hello: str | None = None
         self.frames: list[list[VerifierCommand]] = []
         self.reading = asyncio.Event()
@@ -53,6 +58,17 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServicer):
         self, request: verifier_pb2.VerifierGetModelInfoRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> verifier_pb2.VerifierGetModelInfoResponse:
         return verifier_pb2.VerifierGetModelInfoResponse(info=wire.model_info_to_pb(self.info))
+
+    async def GetVocabulary(  # noqa: N802
+        self, request: verifier_pb2.VerifierGetVocabularyRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[verifier_pb2.VerifierGetVocabularyResponse]:
+        self.num_vocabularies += 1
+        if self.vocabulary is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        for chunk in self.vocabulary:
+            yield verifier_pb2.VerifierGetVocabularyResponse(
+                chunk=common_pb2.VocabularyChunk(first_id=chunk.first_id, pieces=chunk.pieces)
+            )
 
     async def Connect(  # type: ignore[override]  # noqa: N802
         self,

@@ -236,7 +236,9 @@ class FleetOptions:
         settings: settings of the gateway that are not the default.
         runner: makes the toy runner of each verifier.
         server: settings of the replicas' servers that are not the default.
-        tokenizer_hash: what drafters say theirs is; None for the gateway's.
+        tokenizer_hash: what drafters say theirs is; None for that of their tokenizer.
+        drafter_tokenizer: theirs; None for the gateway's.
+        verifier_tokenizer: theirs; None for the gateway's.
         vocab_size: of the target, and of the tokenizer that `write_model` writes.
     """
 
@@ -252,6 +254,8 @@ class FleetOptions:
     draft_limits: DraftLimits = field(default_factory=DraftLimits)
     drafter_context: int = 0
     tokenizer_hash: str | None = None
+    drafter_tokenizer: Tokenizer | None = None
+    verifier_tokenizer: Tokenizer | None = None
     vocab_size: int = VOCAB
     write_model: Callable[[Path], Path] = lambda folder: write_letters(folder, VOCAB, max_model_len=256)
 
@@ -365,27 +369,29 @@ class Fleet:
         runner = self.options.runner(self.law)
         engine = TargetEngine(runner, eos_token_ids=(EOS,), options=self.options.target)
         actor = VerifyActor(engine, self.options.limits)
+        tokenizer = self.options.verifier_tokenizer or self.tokenizer
         info = self._info(
             boot_id,
             max_model_len=runner.info.max_model_len,
-            tokenizer_hash=self.tokenizer.fingerprint,
+            tokenizer_hash=tokenizer.fingerprint,
             max_draft_tokens=self.options.target.max_draft_tokens,
         )
-        return Life(actor, VerifierService(verifier_door(), lambda: Replica(actor, info)), runner)
+        return Life(actor, VerifierService(verifier_door(), lambda: Replica(actor, info, tokenizer.vocabulary)), runner)
 
     def _drafter_life(self, boot_id: str) -> Life[DraftMethod]:
         assert self.options.method is not None
         method = self.options.method()
         actor = DraftActor(method, self.options.draft_limits, self.options.limits)
+        tokenizer = self.options.drafter_tokenizer or self.tokenizer
         stated = self.options.tokenizer_hash
         info = self._info(
             boot_id,
             methods=method.info.methods,
             max_model_len=self.options.drafter_context,
-            tokenizer_hash=self.tokenizer.fingerprint if stated is None else stated,
+            tokenizer_hash=tokenizer.fingerprint if stated is None else stated,
             max_draft_tokens=self.options.draft_limits.max_draft_tokens,
         )
-        return Life(actor, DrafterService(drafter_door(), lambda: Replica(actor, info)), method)
+        return Life(actor, DrafterService(drafter_door(), lambda: Replica(actor, info, tokenizer.vocabulary)), method)
 
 
 def perfect_method(law: Law, *, gate: StepGate | None = None, at_once: bool = False) -> MethodFactory:

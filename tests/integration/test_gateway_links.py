@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc.aio
 import pytest
+import tokenizers
+from paceline_gateway import link_codec
 from paceline_gateway.commands import FindReplica, Found, LinkBack, LinkLost, Said, SessionCommand, WithdrawFind
 from paceline_gateway.effects import Lane
-from paceline_gateway.fitness import Fitness
+from paceline_gateway.fitness import Check, Fitness
 from paceline_gateway.link_codec import VERIFIER_CODEC, LinkCodec
 from paceline_gateway.links import Link, LinkLimits, LinkState
 from paceline_gateway.pool import Pool
+from tokenizers import models
 
-from paceline.errors import CapacityExceeded, ConfigurationError, InvalidArgument
-from paceline.messages import Close, Evicted, ModelInfo, Open, Opened, SamplingParams, Verify
+from paceline.errors import CapacityExceeded, ConfigurationError, InvalidArgument, Unavailable
+from paceline.messages import Close, Evicted, ModelInfo, Open, Opened, SamplingParams, Verify, VocabularyChunk
 from paceline.runtime.supervisor import OnError, Supervisor
+from paceline.text.tokenizer import Tokenizer
 from paceline.v1 import common_pb2, verifier_pb2
 from tests.integration.fake_verifier import FakeVerifier, fake_verifier
 from tests.integration.fleet import free_port, until
 
-INFO = ModelInfo("toy", 32, 256, (31,), "hash", "boot-1", max_draft_tokens=8)
-FITNESS = Fitness("toy", "hash", 32)
+TOKENIZER = Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 2, "d": 3}, unk_token="a")))
+HASH = TOKENIZER.fingerprint[:12]
+INFO = ModelInfo("toy", 32, 256, (31,), TOKENIZER.fingerprint, "boot-1", max_draft_tokens=8)
 CommandT = TypeVar("CommandT", bound=SessionCommand)
 
 
@@ -53,15 +59,20 @@ def verify(round_number: int, session: str = "s") -> Verify:
     return Verify(session, 1, round_number, 3, 99)
 
 
+def fitness() -> Fitness:
+    return Fitness("toy", TOKENIZER)
+
+
+def check_verifiers() -> Check:
+    return functools.partial(fitness().check, Lane.VERIFIER)
+
+
 @contextlib.asynccontextmanager
 async def linked(
     limits: LinkLimits | None = None, codec: LinkCodec = VERIFIER_CODEC, **options: Any
 ) -> AsyncIterator[tuple[FakeVerifier, Link]]:
-    def check(address: str, info: ModelInfo) -> None:
-        FITNESS.check(Lane.VERIFIER, address, info)
-
     async with fake_verifier(INFO) as (peer, address), Supervisor("test") as supervisor:
-        link = Link(address, codec, check=check, changed=lambda _: None, limits=limits, **options)
+        link = Link(address, codec, check=check_verifiers(), changed=lambda _: None, limits=limits, **options)
         supervisor.spawn("link", link.run, on_error=OnError.FAIL)
         await until(lambda: link.up)
         yield peer, link
@@ -256,7 +267,7 @@ async def test_a_replica_that_does_not_fit_is_refused_with_both_sides_named() ->
         peer.break_off()
         await until(lambda: link.state is LinkState.REFUSED)
         assert "hash other" in link.trouble
-        assert "hash hash" in link.trouble
+        assert f"hash {HASH}" in link.trouble
 
 
 # --- pools ------------------------------------------------------------------------------------------------------------
@@ -268,7 +279,7 @@ async def pool_of(*infos: ModelInfo) -> AsyncIterator[tuple[Pool, list[FakeVerif
         running = [await stack.enter_async_context(fake_verifier(info)) for info in infos]
         addresses = [address for _, address in running]
         supervisor = await stack.enter_async_context(Supervisor("test"))
-        pool = Pool(VERIFIER_CODEC, addresses, lambda address, info: FITNESS.check(Lane.VERIFIER, address, info))
+        pool = Pool(VERIFIER_CODEC, addresses, check_verifiers())
         pool.start(supervisor)
         await until(lambda: len(pool.snapshot.ready) == len(infos))
         yield pool, [peer for peer, _ in running], addresses
@@ -332,7 +343,7 @@ async def test_a_session_waits_for_the_first_replica_and_may_give_up() -> None:
     port_number = free_port()
     async with Supervisor("test") as supervisor:
         address = f"127.0.0.1:{port_number}"
-        pool = Pool(VERIFIER_CODEC, [address], lambda *_: None)
+        pool = Pool(VERIFIER_CODEC, [address], check_verifiers())
         pool.start(supervisor)
         async with asyncio.timeout(10):
             await pool.wait_settled()
@@ -355,24 +366,87 @@ async def test_a_session_waits_for_the_first_replica_and_may_give_up() -> None:
 # --- fitness ----------------------------------------------------------------------------------------------------------
 
 
+async def tells_nothing() -> Mapping[int, str]:
+    raise Unavailable("does not tell")
+
+
 @pytest.mark.parametrize(
     ("lane", "changes", "named"),
     [
         (Lane.VERIFIER, {"model": "other"}, ["'other'", "'toy'"]),
         (Lane.DRAFTER, {"model": "other"}, ["'other'", "'toy'"]),
-        (Lane.VERIFIER, {"tokenizer_hash": ""}, ["no hash", "hash hash"]),
-        (Lane.DRAFTER, {"tokenizer_hash": "abc", "vocab_size": 9}, ["hash abc, 9 ids", "hash hash, 32 ids"]),
+        (Lane.VERIFIER, {"tokenizer_hash": ""}, ["no hash", HASH]),
+        (Lane.DRAFTER, {"tokenizer_hash": "abc", "vocab_size": 9}, ["hash abc, 9 ids", f"hash {HASH}, 4 ids"]),
     ],
 )
-def test_misfits_are_named(lane: Lane, changes: dict[str, object], named: list[str]) -> None:
+async def test_misfits_are_named(lane: Lane, changes: dict[str, Any], named: list[str]) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        FITNESS.check(lane, "host:1", replace(INFO, **changes))  # type: ignore[arg-type]
+        await fitness().check(lane, "host:1", replace(INFO, **changes), tells_nothing)
     for part in (*named, "host:1"):
         assert part in caught.value.message
 
 
-def test_what_fits() -> None:
-    FITNESS.check(Lane.VERIFIER, "host:1", INFO)
-    FITNESS.check(Lane.DRAFTER, "host:1", replace(INFO, tokenizer_hash=""))
+async def test_what_fits_is_not_asked_for_its_vocabulary() -> None:
+    async def ask() -> Mapping[int, str]:
+        raise AssertionError("nobody asked")
+
+    await fitness().check(Lane.VERIFIER, "host:1", INFO, ask)
+    await fitness().check(Lane.DRAFTER, "host:1", replace(INFO, tokenizer_hash=""), ask)
     # The same tokens in a wider model: only the fingerprint counts.
-    FITNESS.check(Lane.DRAFTER, "host:1", replace(INFO, vocab_size=64))
+    await fitness().check(Lane.DRAFTER, "host:1", replace(INFO, vocab_size=64), ask)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "named"),
+    [
+        ([VocabularyChunk(0, ("a", "x", "c", "d"))], "token 1 is 'b' here and 'x' there"),
+        ([VocabularyChunk(0, ("a", "b")), VocabularyChunk(3, ("d",))], "there it has no token 2, which is 'c' here"),
+        (
+            [VocabularyChunk(0, ("a", "b")), VocabularyChunk(2, ("c", "d", "e"))],
+            "here it has no token 4, which is 'e' there",
+        ),
+        (None, "hash other"),  # an older replica
+        ([], "hash other"),
+        ([VocabularyChunk(0, ("a", "b", "c", "d", "[PAD4]"))], "hash other"),  # it has lied about its hash
+        ([VocabularyChunk(-1, ("a",))], "hash other"),
+    ],
+)
+async def test_the_first_difference_is_asked_for(chunks: list[VocabularyChunk] | None, named: str) -> None:
+    async with linked() as (peer, link):
+        peer.info = replace(INFO, tokenizer_hash="other")
+        peer.vocabulary = chunks
+        peer.break_off()
+        await until(lambda: link.state is LinkState.REFUSED)
+        assert named in link.trouble
+        assert ("hash other" in named) == (HASH in link.trouble)
+        assert peer.num_vocabularies == 1
+
+
+async def test_a_vocabulary_is_asked_for_once_per_fingerprint() -> None:
+    asked: list[str] = []
+
+    async def check(subject: Fitness, tokenizer_hash: str, vocabulary: dict[int, str] | None) -> str:
+        async def ask() -> Mapping[int, str]:
+            asked.append(tokenizer_hash)
+            return await tells_nothing() if vocabulary is None else vocabulary
+
+        with pytest.raises(ConfigurationError) as caught:
+            await subject.check(Lane.DRAFTER, "host:1", replace(INFO, tokenizer_hash=tokenizer_hash), ask)
+        return caught.value.message
+
+    subject = fitness()
+    assert "hash one" in await check(subject, "one", None)  # not told: asked again
+    for _ in range(3):
+        assert "'b' here and 'x' there" in await check(subject, "one", {0: "a", 1: "x", 2: "c", 3: "d"})
+    assert "'c' here and 'x' there" in await check(subject, "two", {0: "a", 1: "b", 2: "x", 3: "d"})
+    assert asked == ["one", "one", "two"]
+
+
+async def test_a_vocabulary_without_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_codec, "_MAX_PIECES", 1000)
+    async with linked() as (peer, link):
+        peer.info = replace(INFO, tokenizer_hash="other")
+        peer.vocabulary = [VocabularyChunk(100 * number, ("x",) * 100) for number in range(100)]
+        peer.break_off()
+        await until(lambda: link.state is LinkState.REFUSED)
+        assert "hash other" in link.trouble

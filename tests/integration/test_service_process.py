@@ -14,9 +14,11 @@ import grpc.aio
 import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from paceline_gateway.link_codec import DRAFTER_CODEC, VERIFIER_CODEC
 
 from paceline.messages import Close, Closed, Drafted, Failed, Opened, Verified
 from paceline.runtime.grpc_client import open_channel
+from paceline.text.tokenizer import Tokenizer
 from paceline.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 from tests.integration.replicas import Writer, drafter_link, verifier_link, wait_for
 from tests.integration.test_drafter_service import draft, opening
@@ -91,6 +93,7 @@ async def test_verifier_serves_drains_and_ends(
     assert info.vocab_size > 0
     assert info.tokenizer_hash
     assert list(info.eos_token_ids)
+    assert await VERIFIER_CODEC.get_vocabulary(opened, 10.0) == Tokenizer.load(tiny_llama).vocabulary
     health = health_pb2_grpc.HealthStub(opened).Watch(health_pb2.HealthCheckRequest(service="paceline.v1.Verifier"))
     assert (await wait_for(health.read())).status == health_pb2.HealthCheckResponse.SERVING
 
@@ -127,6 +130,7 @@ async def test_drafter_serves_a_chain_of_methods(
     info = (await drafter_pb2_grpc.DrafterStub(opened).GetModelInfo(drafter_pb2.DrafterGetModelInfoRequest())).info
     assert list(info.methods) == ["ngram", "draft_model"]
     assert info.tokenizer_hash
+    assert await DRAFTER_CODEC.get_vocabulary(opened, 10.0) == Tokenizer.load(tiny_llama).vocabulary
     link = drafter_link(opened)
     await link.receive(object)
     await link.send(opening("s", PROMPT), draft("s", 1, PROMPT, depth=3))

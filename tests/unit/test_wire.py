@@ -178,6 +178,17 @@ def test_model_info_survives_the_wire(info: m.ModelInfo) -> None:
     assert wire.model_info_from_pb(common_pb2.ModelInfo.FromString(data)) == info
 
 
+@given(st.builds(m.VocabularyChunk, COUNTS, st.lists(st.text(max_size=8)).map(tuple)))
+def test_vocabularies_survive_the_wire(chunk: m.VocabularyChunk) -> None:
+    data = wire.vocabulary_chunk_to_pb(chunk).SerializeToString()
+    assert wire.vocabulary_chunk_from_pb(common_pb2.VocabularyChunk.FromString(data)) == chunk
+
+
+def test_negative_ids_of_a_vocabulary_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="first_id"):
+        wire.vocabulary_chunk_from_pb(common_pb2.VocabularyChunk(first_id=-1, pieces=["a"]))
+
+
 def test_every_message_has_a_way_through_the_wire() -> None:
     """A field added to a dataclass and forgotten in the wire is found by the round trips; a whole message here."""
     commands = {m.Open, m.Close, m.Verify, m.Draft}

@@ -58,7 +58,7 @@ def load_replica(settings: DrafterSettings) -> Replica[DrafterCommand, DrafterEv
         orphan_ttl_s=settings.orphan_ttl_ms / 1000,
         stall_timeout_s=settings.stall_timeout_s,
     )
-    return Replica(DraftActor(method, draft_limits, limits), info)
+    return Replica(DraftActor(method, draft_limits, limits), info, facts.vocabulary)
 
 
 def method_settings(settings: DrafterSettings) -> MethodSettings:

@@ -11,6 +11,7 @@ from paceline import wire
 from paceline.messages import DrafterCommand, DrafterEvent
 from paceline.runtime.connect import ConnectCodec, ConnectLimits
 from paceline.runtime.replica_service import ReplicaDoor, ReplicaService
+from paceline.text.vocabulary import split_vocabulary
 from paceline.v1 import drafter_pb2, drafter_pb2_grpc
 
 DrafterDoor = ReplicaDoor[DrafterCommand, DrafterEvent]
@@ -39,6 +40,13 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
     ) -> drafter_pb2.DrafterGetModelInfoResponse:
         """Describes the drafting method."""
         return drafter_pb2.DrafterGetModelInfoResponse(info=wire.model_info_to_pb(self._door.info))
+
+    async def GetVocabulary(  # noqa: N802
+        self, request: drafter_pb2.DrafterGetVocabularyRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[drafter_pb2.DrafterGetVocabularyResponse]:
+        """Tells the tokenizer's tokens."""
+        for chunk in split_vocabulary(self._door.vocabulary):
+            yield drafter_pb2.DrafterGetVocabularyResponse(chunk=wire.vocabulary_chunk_to_pb(chunk))
 
     async def Connect(  # type: ignore[override]  # noqa: N802  # writes through the context
         self,

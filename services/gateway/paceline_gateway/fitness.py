@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
 
-from paceline.errors import ConfigurationError
+from paceline.errors import ConfigurationError, PacelineError
 from paceline.messages import ModelInfo
 from paceline.text.tokenizer import Tokenizer
 from paceline_gateway.effects import Lane
 
+logger = logging.getLogger(__name__)
+
 _HASH_CHARS = 12
 
+AskVocabulary = Callable[[], Awaitable[Mapping[int, str]]]
+"""Asks the replica for its vocabulary; raises `PacelineError`."""
 
-@dataclass(frozen=True, slots=True)
+Check = Callable[[str, ModelInfo, AskVocabulary], Awaitable[None]]
+"""Raises `ConfigurationError` for a replica, named by its address, that does not fit."""
+
+
 class Fitness:
     """What replicas are measured by.
 
-    Attributes:
+    Args:
         model: name of the target that the gateway offers.
-        tokenizer_hash: fingerprint of the gateway's tokenizer.
-        vocab_size: ids that it knows.
+        tokenizer: the gateway's.
     """
 
-    model: str
-    tokenizer_hash: str
-    vocab_size: int
+    def __init__(self, model: str, tokenizer: Tokenizer) -> None:
+        self.model = model
+        self._tokenizer = tokenizer
+        # Per address the fingerprint that was compared last and what came of it: a vocabulary is large, and a replica
+        # that does not fit is tried again and again.
+        self._differences: dict[str, tuple[str, str]] = {}
 
-    @classmethod
-    def of(cls, model: str, tokenizer: Tokenizer) -> Fitness:
-        """Measured by a tokenizer."""
-        return cls(model, tokenizer.fingerprint, tokenizer.vocab_size)
-
-    def check(self, lane: Lane, address: str, info: ModelInfo) -> None:
+    async def check(self, lane: Lane, address: str, info: ModelInfo, ask: AskVocabulary) -> None:
         """Refuses a replica that does not fit.
 
         A drafter without a tokenizer of its own, such as ngram, repeats the ids that it is given: it always fits.
+
+        Args:
+            lane: its kind.
+            address: its address.
+            info: what it says of itself.
+            ask: asks for its vocabulary; used only when the fingerprints differ.
 
         Raises:
             ConfigurationError: names both sides of the difference.
@@ -47,12 +59,31 @@ class Fitness:
             )
         if lane is Lane.DRAFTER and not info.tokenizer_hash:
             return
-        if info.tokenizer_hash != self.tokenizer_hash:
+        if info.tokenizer_hash != self._tokenizer.fingerprint:
+            difference = await self._difference(address, info, ask)
             raise ConfigurationError(
-                f"{lane.value} {address} has another tokenizer: {_short(info.tokenizer_hash)}, {info.vocab_size} ids; "
-                f"the gateway's: {_short(self.tokenizer_hash)}, {self.vocab_size} ids; use models of one family",
-                field="model",
+                f"{lane.value} {address} has another tokenizer: {difference}; use models of one family", field="model"
             )
+
+    async def _difference(self, address: str, info: ModelInfo, ask: AskVocabulary) -> str:
+        """Names the first token that differs, or both fingerprints where the replica does not tell its tokens."""
+        known_hash, known = self._differences.get(address, ("", ""))
+        if known and known_hash == info.tokenizer_hash:
+            return known
+        difference = (
+            f"{_short(info.tokenizer_hash)}, {info.vocab_size} ids; the gateway's: "
+            f"{_short(self._tokenizer.fingerprint)}, {self._tokenizer.vocab_size} ids"
+        )
+        try:
+            vocabulary = await ask()
+        except PacelineError as error:
+            logger.info("%s does not tell its vocabulary: %s", address, error.message)
+            return difference
+        if vocabulary:
+            found = await asyncio.to_thread(self._tokenizer.first_difference, vocabulary)
+            difference = difference if found is None else str(found)
+        self._differences[address] = info.tokenizer_hash, difference
+        return difference
 
 
 def _short(tokenizer_hash: str) -> str:

@@ -29,6 +29,7 @@ from paceline.runtime.grpc_errors import error_from_rpc
 from paceline.runtime.outbox import Outbox
 from paceline_gateway.commands import LinkBack, LinkLost, ReplicaCommand, ReplicaEvent, Said, SessionPort
 from paceline_gateway.effects import Replica
+from paceline_gateway.fitness import Check
 from paceline_gateway.link_codec import LinkCodec
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class Link:
         address: str,
         codec: LinkCodec,
         *,
-        check: Callable[[str, ModelInfo], None],
+        check: Check,
         changed: Callable[[str], None],
         tls: ClientTls | None = None,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
@@ -203,7 +204,7 @@ class Link:
     async def _connect(self, channel: grpc.aio.Channel) -> None:
         """One life of the stream; raises when it ends."""
         info = await self._codec.get_info(channel, _HANDSHAKE_TIMEOUT_S)
-        self._check(self.address, info)
+        await self._check(self.address, info, lambda: self._codec.get_vocabulary(channel, _HANDSHAKE_TIMEOUT_S))
         call = self._codec.connect(channel)
         try:
             async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.messages import ModelInfo
 from paceline.runtime.grpc_client import DEFAULT_MAX_MESSAGE_BYTES, ClientTls
 from paceline.runtime.mailbox import Mailbox
 from paceline.runtime.supervisor import OnError, Supervisor
 from paceline_gateway.commands import FindReplica, Found, LinkChanged, PoolCommand, WithdrawFind
 from paceline_gateway.effects import Replica
+from paceline_gateway.fitness import Check
 from paceline_gateway.link_codec import LinkCodec
 from paceline_gateway.links import Link, LinkState
 
 logger = logging.getLogger(__name__)
 
 _MAX_COMMANDS = 65_536
-
-Check = Callable[[str, ModelInfo], None]
-"""Raises `ConfigurationError` for a replica, named by its address, that does not fit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import socket
@@ -90,7 +91,7 @@ class GatewayService:
         settings = self._settings
         tokenizer, template = await asyncio.to_thread(self._load_text)
         await self._check_store()
-        fitness = Fitness.of(settings.model_name or default_name(settings.model), tokenizer)
+        fitness = Fitness(settings.model_name or default_name(settings.model), tokenizer)
         self.verifiers, self.drafters = self._make_pools(fitness)
         self.verifiers.start(supervisor)
         self.drafters.start(supervisor)
@@ -132,7 +133,7 @@ class GatewayService:
             return Pool(
                 codec,
                 addresses,
-                lambda address, info: fitness.check(codec.lane, address, info),
+                functools.partial(fitness.check, codec.lane),
                 tls=self._settings.client_tls,
                 max_message_bytes=self._settings.max_message_bytes,
             )

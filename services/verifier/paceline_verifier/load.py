@@ -67,7 +67,7 @@ def load_replica(settings: VerifierSettings) -> Replica[VerifierCommand, Verifie
         kv_bytes=runner.info.kv_bytes,
         max_sessions=settings.max_sessions,
     )
-    return Replica(VerifyActor(engine, actor_limits(settings)), info)
+    return Replica(VerifyActor(engine, actor_limits(settings)), info, tokenizer.vocabulary)
 
 
 def actor_limits(settings: VerifierSettings) -> ActorLimits:

@@ -11,6 +11,7 @@ from paceline import wire
 from paceline.messages import VerifierCommand, VerifierEvent
 from paceline.runtime.connect import ConnectCodec, ConnectLimits
 from paceline.runtime.replica_service import ReplicaDoor, ReplicaService
+from paceline.text.vocabulary import split_vocabulary
 from paceline.v1 import verifier_pb2, verifier_pb2_grpc
 
 VerifierDoor = ReplicaDoor[VerifierCommand, VerifierEvent]
@@ -39,6 +40,13 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
     ) -> verifier_pb2.VerifierGetModelInfoResponse:
         """Describes the target model."""
         return verifier_pb2.VerifierGetModelInfoResponse(info=wire.model_info_to_pb(self._door.info))
+
+    async def GetVocabulary(  # noqa: N802
+        self, request: verifier_pb2.VerifierGetVocabularyRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[verifier_pb2.VerifierGetVocabularyResponse]:
+        """Tells the tokenizer's tokens."""
+        for chunk in split_vocabulary(self._door.vocabulary):
+            yield verifier_pb2.VerifierGetVocabularyResponse(chunk=wire.vocabulary_chunk_to_pb(chunk))
 
     async def Connect(  # type: ignore[override]  # noqa: N802  # writes through the context
         self,

@@ -103,6 +103,7 @@ def _one_method(name: str, settings: MethodSettings, progress: Progress) -> Draf
     return DraftModelMethod(
         _runner(folder, settings),
         tokenizer_hash=tokenizer.fingerprint,
+        vocabulary=tokenizer.vocabulary,
         vocab_limit=tokenizer.vocab_size,
         eos_token_ids=tokenizer.eos_token_ids,
         max_batch_tokens=settings.max_batch_tokens,

@@ -8,7 +8,7 @@ assumed tokens were rejected needs no care.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -25,6 +25,7 @@ class DraftModelMethod:
     Args:
         runner: the model and its rows.
         tokenizer_hash: fingerprint of the model's tokenizer.
+        vocabulary: its tokens.
         vocab_limit: ids at or above it are never proposed, whatever the model's output layer holds; None for the
             model's own size. Set it to the number of real tokens where the output layer is padded.
         eos_token_ids: ids that `min_tokens` masks.
@@ -37,6 +38,7 @@ class DraftModelMethod:
         runner: DraftRunner,
         *,
         tokenizer_hash: str = "",
+        vocabulary: Mapping[int, str] | None = None,
         vocab_limit: int | None = None,
         eos_token_ids: tuple[int, ...] = (),
         max_batch_tokens: int = 256,
@@ -55,6 +57,7 @@ class DraftModelMethod:
             vocab_size=min(facts.vocab_size, vocab_limit or facts.vocab_size),
             max_model_len=facts.max_model_len,
             tokenizer_hash=tokenizer_hash,
+            vocabulary=vocabulary or {},
             weights_bytes=facts.weights_bytes,
             kv_bytes=facts.kv_bytes,
             max_sessions=facts.max_sessions,

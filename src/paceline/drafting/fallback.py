@@ -107,6 +107,7 @@ def _joint_info(facts: Sequence[MethodInfo]) -> MethodInfo:
         weights_bytes=sum(fact.weights_bytes for fact in facts),
         kv_bytes=sum(fact.kv_bytes for fact in facts),
         max_sessions=_loosest([fact.max_sessions for fact in facts]),
+        vocabulary=next((fact.vocabulary for fact in facts if fact.vocabulary), {}),
         parts=tuple([name for fact in facts for name in fact.methods]),
     )
 

@@ -6,7 +6,7 @@ recipe is docs/add_a_method.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,6 +25,7 @@ class MethodInfo:
         weights_bytes: memory of the weights.
         kv_bytes: memory reserved for key/value rows.
         max_sessions: sessions that fit at once; 0 when unbounded.
+        vocabulary: token of each id of that tokenizer; empty when the method has none.
         parts: names of a chain's methods in order; empty for a single method.
     """
 
@@ -35,6 +36,7 @@ class MethodInfo:
     weights_bytes: int = 0
     kv_bytes: int = 0
     max_sessions: int = 0
+    vocabulary: Mapping[int, str] = field(default_factory=dict, repr=False, compare=False)
     parts: tuple[str, ...] = ()
 
     @property

@@ -6,8 +6,8 @@ import asyncio
 import concurrent.futures
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import grpc.aio
@@ -30,10 +30,17 @@ _HANGING = "a pass of the model hangs; use another replica"
 
 @dataclass(frozen=True, slots=True)
 class Replica(Generic[CommandT, EventT]):
-    """A loaded replica: its actor, which has proved that it works, and what it serves."""
+    """A loaded replica: its actor, which has proved that it works, and what it serves.
+
+    Attributes:
+        actor: the owner of the model.
+        info: what it serves.
+        vocabulary: token of each id; empty where there is no tokenizer.
+    """
 
     actor: ReplicaActor[CommandT, EventT, Any]
     info: ModelInfo
+    vocabulary: Mapping[int, str] = field(default_factory=dict)
 
 
 class ReplicaDoor(Generic[CommandT, EventT]):
@@ -47,13 +54,13 @@ class ReplicaDoor(Generic[CommandT, EventT]):
     def __init__(self, codec: ConnectCodec[CommandT, EventT], limits: ConnectLimits | None = None) -> None:
         self._codec = codec
         self._limits = limits
-        self._info: ModelInfo | None = None
+        self._replica: Replica[CommandT, EventT] | None = None
         self._streams: ConnectServer[CommandT, EventT] | None = None
         self._hanging = False
 
     def open(self, replica: Replica[CommandT, EventT]) -> None:
         """Serves the replica from now on."""
-        self._info = replica.info
+        self._replica = replica
         self._streams = ConnectServer(self._codec, replica.actor, replica.info.boot_id, self._limits)
 
     def set_hanging(self, hanging: bool) -> None:
@@ -69,9 +76,22 @@ class ReplicaDoor(Generic[CommandT, EventT]):
         Raises:
             Unavailable: the model is loading or hangs.
         """
-        if self._info is None or self._hanging:
+        return self._loaded.info
+
+    @property
+    def vocabulary(self) -> Mapping[int, str]:
+        """Token of each id.
+
+        Raises:
+            Unavailable: the model is loading or hangs.
+        """
+        return self._loaded.vocabulary
+
+    @property
+    def _loaded(self) -> Replica[CommandT, EventT]:
+        if self._replica is None or self._hanging:
             raise Unavailable(_HANGING if self._hanging else _LOADING)
-        return self._info
+        return self._replica
 
     @property
     def streams(self) -> ConnectServer[CommandT, EventT]:

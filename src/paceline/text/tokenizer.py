@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -19,12 +18,12 @@ import tokenizers
 from paceline.errors import InvalidArgument, ModelError
 from paceline.text.detokenizer import Detokenizer
 from paceline.text.pieces import PieceDecoder
+from paceline.text.vocabulary import VocabularyDifference, first_difference, without_padding
 
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Names under which a chat template knows special tokens."""
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
-_PADDING_TOKEN = re.compile(r"\[PAD(\d+)\]")
 
 
 class Tokenizer:
@@ -52,7 +51,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         vocab = {token_id: token for token, token_id in backend.get_vocab(with_added_tokens=True).items()}
         vocab.update({token_id: token.content for token_id, token in added.items()})
-        self._vocab = _without_padding(vocab)
+        self._vocab = without_padding(vocab)
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._pieces: dict[int, bytes | None] = {}
         self.vocab_size = 1 + max(self._vocab, default=-1)
@@ -152,16 +151,14 @@ class Tokenizer:
             digest.update(token)
         return digest.hexdigest()
 
+    @property
+    def vocabulary(self) -> Mapping[int, str]:
+        """Token of each id, added tokens included and padding left out; a live view, not to be changed."""
+        return self._vocab
 
-def _without_padding(vocab: Mapping[int, str]) -> dict[int, str]:
-    """The vocabulary less the placeholders `[PAD<id>]` with which conversions fill it up to the model's width."""
-    kept = dict(vocab)
-    for token_id in sorted(kept, reverse=True):
-        match = _PADDING_TOKEN.fullmatch(kept[token_id])
-        if match is None or int(match[1]) != token_id:
-            break
-        del kept[token_id]
-    return kept
+    def first_difference(self, there: Mapping[int, str]) -> VocabularyDifference | None:
+        """The lowest id at which a vocabulary differs from this one, padding left out; None when it is the same."""
+        return first_difference(self._vocab, without_padding(there))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

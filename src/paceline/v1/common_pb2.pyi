@@ -318,6 +318,32 @@ class ModelInfo(_message.Message):
 Global___ModelInfo: _TypeAlias = ModelInfo  # noqa: Y015
 
 @_typing.final
+class VocabularyChunk(_message.Message):
+    """Part of a vocabulary: the tokens of consecutive ids, as the tokenizer spells them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_ID_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
+    first_id: _builtins.int
+    """Id of the first one."""
+    @_builtins.property
+    def pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        first_id: _builtins.int = ...,
+        pieces: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_id", b"first_id", "pieces", b"pieces"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VocabularyChunk: _TypeAlias = VocabularyChunk  # noqa: Y015
+
+@_typing.final
 class Failure(_message.Message):
     """Why a command was refused."""
 

@@ -33,6 +33,10 @@ class DrafterStub:
     def __new__(cls, channel: _aio.Channel) -> DrafterAsyncStub: ...
     GetModelInfo: _grpc.UnaryUnaryMultiCallable[_drafter_pb2.DrafterGetModelInfoRequest, _drafter_pb2.DrafterGetModelInfoResponse]
     """Describes the drafting method."""
+    GetVocabulary: _grpc.UnaryStreamMultiCallable[_drafter_pb2.DrafterGetVocabularyRequest, _drafter_pb2.DrafterGetVocabularyResponse]
+    """Tells the tokenizer's tokens in order of ids, padding left out; nothing where there is no tokenizer. A peer whose
+    fingerprint differs asks for it, to say where.
+    """
     Connect: _grpc.StreamStreamMultiCallable[_drafter_pb2.DrafterConnectRequest, _drafter_pb2.DrafterConnectResponse]
     """Carries many sessions; each frame holds whatever has gathered since the last one."""
 
@@ -41,6 +45,10 @@ class DrafterAsyncStub(DrafterStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_drafter_pb2.DrafterGetModelInfoRequest, _drafter_pb2.DrafterGetModelInfoResponse]  # type: ignore[assignment]
     """Describes the drafting method."""
+    GetVocabulary: _aio.UnaryStreamMultiCallable[_drafter_pb2.DrafterGetVocabularyRequest, _drafter_pb2.DrafterGetVocabularyResponse]  # type: ignore[assignment]
+    """Tells the tokenizer's tokens in order of ids, padding left out; nothing where there is no tokenizer. A peer whose
+    fingerprint differs asks for it, to say where.
+    """
     Connect: _aio.StreamStreamMultiCallable[_drafter_pb2.DrafterConnectRequest, _drafter_pb2.DrafterConnectResponse]  # type: ignore[assignment]
     """Carries many sessions; each frame holds whatever has gathered since the last one."""
 
@@ -52,6 +60,16 @@ class DrafterServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_drafter_pb2.DrafterGetModelInfoResponse, _abc.Awaitable[_drafter_pb2.DrafterGetModelInfoResponse]]:
         """Describes the drafting method."""
+
+    @_abc_1.abstractmethod
+    def GetVocabulary(
+        self,
+        request: _drafter_pb2.DrafterGetVocabularyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_drafter_pb2.DrafterGetVocabularyResponse], _abc.AsyncIterator[_drafter_pb2.DrafterGetVocabularyResponse]]:
+        """Tells the tokenizer's tokens in order of ids, padding left out; nothing where there is no tokenizer. A peer whose
+        fingerprint differs asks for it, to say where.
+        """
 
     @_abc_1.abstractmethod
     def Connect(

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import common_pb2 as paceline_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apaceline/v1/verifier.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\x1d\n\x1bVerifierGetModelInfoRequest\"D\n\x1cVerifierGetModelInfoResponse\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x16.paceline.v1.ModelInfo\"H\n\x16VerifierConnectRequest\x12.\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1c.paceline.v1.VerifierCommand\"E\n\x17VerifierConnectResponse\x12*\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1a.paceline.v1.VerifierEvent\"\x8b\x01\n\x0fVerifierCommand\x12!\n\x04open\x18\x01 \x01(\x0b\x32\x11.paceline.v1.OpenH\x00\x12%\n\x06verify\x18\x02 \x01(\x0b\x32\x13.paceline.v1.VerifyH\x00\x12#\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x12.paceline.v1.CloseH\x00\x42\t\n\x07\x63ommand\"\xb6\x02\n\rVerifierEvent\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.paceline.v1.HelloH\x00\x12%\n\x06opened\x18\x02 \x01(\x0b\x32\x13.paceline.v1.OpenedH\x00\x12)\n\x08verified\x18\x03 \x01(\x0b\x32\x15.paceline.v1.VerifiedH\x00\x12.\n\x0bneed_tokens\x18\x04 \x01(\x0b\x32\x17.paceline.v1.NeedTokensH\x00\x12\'\n\x07\x65victed\x18\x05 \x01(\x0b\x32\x14.paceline.v1.EvictedH\x00\x12%\n\x06\x63losed\x18\x06 \x01(\x0b\x32\x13.paceline.v1.ClosedH\x00\x12%\n\x06\x66\x61iled\x18\x07 \x01(\x0b\x32\x13.paceline.v1.FailedH\x00\x42\x07\n\x05\x65vent\"\x97\x01\n\x06Verify\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x10\n\x08\x62\x61se_len\x18\x04 \x01(\x05\x12\x13\n\x0bprefix_hash\x18\x05 \x01(\x10\x12\x10\n\x08\x63\x61tch_up\x18\x06 \x03(\x05\x12%\n\x05\x62lock\x18\x07 \x01(\x0b\x32\x16.paceline.v1.DraftTree\"\xd5\x01\n\x08Verified\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x10\n\x08\x62\x61se_len\x18\x04 \x01(\x05\x12\x15\n\raccepted_path\x18\x05 \x03(\x05\x12\x0e\n\x06tokens\x18\x06 \x03(\x05\x12\x0e\n\x06kv_len\x18\x07 \x01(\x05\x12,\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\x12#\n\x06timing\x18\t \x01(\x0b\x32\x13.paceline.v1.Timing\"J\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12\x12\n\ntop_tokens\x18\x02 \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x01\x32\xc9\x01\n\x08Verifier\x12\x63\n\x0cGetModelInfo\x12(.paceline.v1.VerifierGetModelInfoRequest\x1a).paceline.v1.VerifierGetModelInfoResponse\x12X\n\x07\x43onnect\x12#.paceline.v1.VerifierConnectRequest\x1a$.paceline.v1.VerifierConnectResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apaceline/v1/verifier.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\x1d\n\x1bVerifierGetModelInfoRequest\"D\n\x1cVerifierGetModelInfoResponse\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x16.paceline.v1.ModelInfo\"\x1e\n\x1cVerifierGetVocabularyRequest\"L\n\x1dVerifierGetVocabularyResponse\x12+\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x1c.paceline.v1.VocabularyChunk\"H\n\x16VerifierConnectRequest\x12.\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1c.paceline.v1.VerifierCommand\"E\n\x17VerifierConnectResponse\x12*\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1a.paceline.v1.VerifierEvent\"\x8b\x01\n\x0fVerifierCommand\x12!\n\x04open\x18\x01 \x01(\x0b\x32\x11.paceline.v1.OpenH\x00\x12%\n\x06verify\x18\x02 \x01(\x0b\x32\x13.paceline.v1.VerifyH\x00\x12#\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x12.paceline.v1.CloseH\x00\x42\t\n\x07\x63ommand\"\xb6\x02\n\rVerifierEvent\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.paceline.v1.HelloH\x00\x12%\n\x06opened\x18\x02 \x01(\x0b\x32\x13.paceline.v1.OpenedH\x00\x12)\n\x08verified\x18\x03 \x01(\x0b\x32\x15.paceline.v1.VerifiedH\x00\x12.\n\x0bneed_tokens\x18\x04 \x01(\x0b\x32\x17.paceline.v1.NeedTokensH\x00\x12\'\n\x07\x65victed\x18\x05 \x01(\x0b\x32\x14.paceline.v1.EvictedH\x00\x12%\n\x06\x63losed\x18\x06 \x01(\x0b\x32\x13.paceline.v1.ClosedH\x00\x12%\n\x06\x66\x61iled\x18\x07 \x01(\x0b\x32\x13.paceline.v1.FailedH\x00\x42\x07\n\x05\x65vent\"\x97\x01\n\x06Verify\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x10\n\x08\x62\x61se_len\x18\x04 \x01(\x05\x12\x13\n\x0bprefix_hash\x18\x05 \x01(\x10\x12\x10\n\x08\x63\x61tch_up\x18\x06 \x03(\x05\x12%\n\x05\x62lock\x18\x07 \x01(\x0b\x32\x16.paceline.v1.DraftTree\"\xd5\x01\n\x08Verified\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x10\n\x08\x62\x61se_len\x18\x04 \x01(\x05\x12\x15\n\raccepted_path\x18\x05 \x03(\x05\x12\x0e\n\x06tokens\x18\x06 \x03(\x05\x12\x0e\n\x06kv_len\x18\x07 \x01(\x05\x12,\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\x12#\n\x06timing\x18\t \x01(\x0b\x32\x13.paceline.v1.Timing\"J\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12\x12\n\ntop_tokens\x18\x02 \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x01\x32\xb3\x02\n\x08Verifier\x12\x63\n\x0cGetModelInfo\x12(.paceline.v1.VerifierGetModelInfoRequest\x1a).paceline.v1.VerifierGetModelInfoResponse\x12h\n\rGetVocabulary\x12).paceline.v1.VerifierGetVocabularyRequest\x1a*.paceline.v1.VerifierGetVocabularyResponse0\x01\x12X\n\x07\x43onnect\x12#.paceline.v1.VerifierConnectRequest\x1a$.paceline.v1.VerifierConnectResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,20 +36,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERIFIERGETMODELINFOREQUEST']._serialized_end=98
   _globals['_VERIFIERGETMODELINFORESPONSE']._serialized_start=100
   _globals['_VERIFIERGETMODELINFORESPONSE']._serialized_end=168
-  _globals['_VERIFIERCONNECTREQUEST']._serialized_start=170
-  _globals['_VERIFIERCONNECTREQUEST']._serialized_end=242
-  _globals['_VERIFIERCONNECTRESPONSE']._serialized_start=244
-  _globals['_VERIFIERCONNECTRESPONSE']._serialized_end=313
-  _globals['_VERIFIERCOMMAND']._serialized_start=316
-  _globals['_VERIFIERCOMMAND']._serialized_end=455
-  _globals['_VERIFIEREVENT']._serialized_start=458
-  _globals['_VERIFIEREVENT']._serialized_end=768
-  _globals['_VERIFY']._serialized_start=771
-  _globals['_VERIFY']._serialized_end=922
-  _globals['_VERIFIED']._serialized_start=925
-  _globals['_VERIFIED']._serialized_end=1138
-  _globals['_TOKENLOGPROBS']._serialized_start=1140
-  _globals['_TOKENLOGPROBS']._serialized_end=1214
-  _globals['_VERIFIER']._serialized_start=1217
-  _globals['_VERIFIER']._serialized_end=1418
+  _globals['_VERIFIERGETVOCABULARYREQUEST']._serialized_start=170
+  _globals['_VERIFIERGETVOCABULARYREQUEST']._serialized_end=200
+  _globals['_VERIFIERGETVOCABULARYRESPONSE']._serialized_start=202
+  _globals['_VERIFIERGETVOCABULARYRESPONSE']._serialized_end=278
+  _globals['_VERIFIERCONNECTREQUEST']._serialized_start=280
+  _globals['_VERIFIERCONNECTREQUEST']._serialized_end=352
+  _globals['_VERIFIERCONNECTRESPONSE']._serialized_start=354
+  _globals['_VERIFIERCONNECTRESPONSE']._serialized_end=423
+  _globals['_VERIFIERCOMMAND']._serialized_start=426
+  _globals['_VERIFIERCOMMAND']._serialized_end=565
+  _globals['_VERIFIEREVENT']._serialized_start=568
+  _globals['_VERIFIEREVENT']._serialized_end=878
+  _globals['_VERIFY']._serialized_start=881
+  _globals['_VERIFY']._serialized_end=1032
+  _globals['_VERIFIED']._serialized_start=1035
+  _globals['_VERIFIED']._serialized_end=1248
+  _globals['_TOKENLOGPROBS']._serialized_start=1250
+  _globals['_TOKENLOGPROBS']._serialized_end=1324
+  _globals['_VERIFIER']._serialized_start=1327
+  _globals['_VERIFIER']._serialized_end=1634
 # @@protoc_insertion_point(module_scope)

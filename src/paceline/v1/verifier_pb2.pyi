@@ -55,6 +55,41 @@ class VerifierGetModelInfoResponse(_message.Message):
 Global___VerifierGetModelInfoResponse: _TypeAlias = VerifierGetModelInfoResponse  # noqa: Y015
 
 @_typing.final
+class VerifierGetVocabularyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifierGetVocabularyRequest: _TypeAlias = VerifierGetVocabularyRequest  # noqa: Y015
+
+@_typing.final
+class VerifierGetVocabularyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNK_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def chunk(self) -> _common_pb2.VocabularyChunk: ...
+    def __init__(
+        self,
+        *,
+        chunk: _common_pb2.VocabularyChunk | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifierGetVocabularyResponse: _TypeAlias = VerifierGetVocabularyResponse  # noqa: Y015
+
+@_typing.final
 class VerifierConnectRequest(_message.Message):
     """A frame of commands."""
 

@@ -39,6 +39,11 @@ class VerifierStub:
                 request_serializer=paceline_dot_v1_dot_verifier__pb2.VerifierGetModelInfoRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_verifier__pb2.VerifierGetModelInfoResponse.FromString,
                 _registered_method=True)
+        self.GetVocabulary = channel.unary_stream(
+                '/paceline.v1.Verifier/GetVocabulary',
+                request_serializer=paceline_dot_v1_dot_verifier__pb2.VerifierGetVocabularyRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_verifier__pb2.VerifierGetVocabularyResponse.FromString,
+                _registered_method=True)
         self.Connect = channel.stream_stream(
                 '/paceline.v1.Verifier/Connect',
                 request_serializer=paceline_dot_v1_dot_verifier__pb2.VerifierConnectRequest.SerializeToString,
@@ -51,6 +56,14 @@ class VerifierServicer:
 
     def GetModelInfo(self, request, context):
         """Describes the target model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetVocabulary(self, request, context):
+        """Tells the tokenizer's tokens in order of ids, padding left out; nothing where there is no tokenizer. A peer whose
+        fingerprint differs asks for it, to say where.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,6 +83,11 @@ def add_VerifierServicer_to_server(servicer, server):
                     servicer.GetModelInfo,
                     request_deserializer=paceline_dot_v1_dot_verifier__pb2.VerifierGetModelInfoRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_verifier__pb2.VerifierGetModelInfoResponse.SerializeToString,
+            ),
+            'GetVocabulary': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetVocabulary,
+                    request_deserializer=paceline_dot_v1_dot_verifier__pb2.VerifierGetVocabularyRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_verifier__pb2.VerifierGetVocabularyResponse.SerializeToString,
             ),
             'Connect': grpc.stream_stream_rpc_method_handler(
                     servicer.Connect,
@@ -104,6 +122,33 @@ class Verifier:
             '/paceline.v1.Verifier/GetModelInfo',
             paceline_dot_v1_dot_verifier__pb2.VerifierGetModelInfoRequest.SerializeToString,
             paceline_dot_v1_dot_verifier__pb2.VerifierGetModelInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetVocabulary(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/paceline.v1.Verifier/GetVocabulary',
+            paceline_dot_v1_dot_verifier__pb2.VerifierGetVocabularyRequest.SerializeToString,
+            paceline_dot_v1_dot_verifier__pb2.VerifierGetVocabularyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -33,6 +33,10 @@ class VerifierStub:
     def __new__(cls, channel: _aio.Channel) -> VerifierAsyncStub: ...
     GetModelInfo: _grpc.UnaryUnaryMultiCallable[_verifier_pb2.VerifierGetModelInfoRequest, _verifier_pb2.VerifierGetModelInfoResponse]
     """Describes the target model."""
+    GetVocabulary: _grpc.UnaryStreamMultiCallable[_verifier_pb2.VerifierGetVocabularyRequest, _verifier_pb2.VerifierGetVocabularyResponse]
+    """Tells the tokenizer's tokens in order of ids, padding left out; nothing where there is no tokenizer. A peer whose
+    fingerprint differs asks for it, to say where.
+    """
     Connect: _grpc.StreamStreamMultiCallable[_verifier_pb2.VerifierConnectRequest, _verifier_pb2.VerifierConnectResponse]
     """Carries many sessions; each frame holds whatever has gathered since the last one."""
 
@@ -41,6 +45,10 @@ class VerifierAsyncStub(VerifierStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_verifier_pb2.VerifierGetModelInfoRequest, _verifier_pb2.VerifierGetModelInfoResponse]  # type: ignore[assignment]
     """Describes the target model."""
+    GetVocabulary: _aio.UnaryStreamMultiCallable[_verifier_pb2.VerifierGetVocabularyRequest, _verifier_pb2.VerifierGetVocabularyResponse]  # type: ignore[assignment]
+    """Tells the tokenizer's tokens in order of ids, padding left out; nothing where there is no tokenizer. A peer whose
+    fingerprint differs asks for it, to say where.
+    """
     Connect: _aio.StreamStreamMultiCallable[_verifier_pb2.VerifierConnectRequest, _verifier_pb2.VerifierConnectResponse]  # type: ignore[assignment]
     """Carries many sessions; each frame holds whatever has gathered since the last one."""
 
@@ -52,6 +60,16 @@ class VerifierServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_verifier_pb2.VerifierGetModelInfoResponse, _abc.Awaitable[_verifier_pb2.VerifierGetModelInfoResponse]]:
         """Describes the target model."""
+
+    @_abc_1.abstractmethod
+    def GetVocabulary(
+        self,
+        request: _verifier_pb2.VerifierGetVocabularyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_verifier_pb2.VerifierGetVocabularyResponse], _abc.AsyncIterator[_verifier_pb2.VerifierGetVocabularyResponse]]:
+        """Tells the tokenizer's tokens in order of ids, padding left out; nothing where there is no tokenizer. A peer whose
+        fingerprint differs asks for it, to say where.
+        """
 
     @_abc_1.abstractmethod
     def Connect(

@@ -40,6 +40,8 @@ from paceline.wire.parts import (
     token_logprobs_to_pb,
     tree_from_pb,
     tree_to_pb,
+    vocabulary_chunk_from_pb,
+    vocabulary_chunk_to_pb,
 )
 
 __all__ = [
@@ -69,4 +71,6 @@ __all__ = [
     "verifier_command_to_pb",
     "verifier_event_from_pb",
     "verifier_event_to_pb",
+    "vocabulary_chunk_from_pb",
+    "vocabulary_chunk_to_pb",
 ]

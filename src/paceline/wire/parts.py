@@ -159,6 +159,22 @@ def model_info_from_pb(info: common_pb2.ModelInfo) -> m.ModelInfo:
     )
 
 
+def vocabulary_chunk_to_pb(chunk: m.VocabularyChunk) -> common_pb2.VocabularyChunk:
+    """Part of a vocabulary."""
+    return common_pb2.VocabularyChunk(first_id=chunk.first_id, pieces=chunk.pieces)
+
+
+def vocabulary_chunk_from_pb(chunk: common_pb2.VocabularyChunk) -> m.VocabularyChunk:
+    """Part of a vocabulary.
+
+    Raises:
+        InvalidArgument: an id is negative.
+    """
+    if chunk.first_id < 0:
+        raise InvalidArgument(f"first_id is {chunk.first_id}; it must not be negative", field="first_id")
+    return m.VocabularyChunk(chunk.first_id, tuple(chunk.pieces))
+
+
 def token_logprobs_to_pb(logprobs: m.TokenLogprobs) -> verifier_pb2.TokenLogprobs:
     """One position's log-probabilities."""
     return verifier_pb2.TokenLogprobs(

@@ -100,14 +100,25 @@ def word_level(words: list[str]) -> Tokenizer:
     return Tokenizer(backend)
 
 
-@pytest.mark.parametrize("other", [["a", "c", "b"], ["a", "b"], ["a", "b", "c", "d"]])
-def test_vocabularies_that_differ_in_one_token_have_different_fingerprints(other: list[str]) -> None:
-    assert word_level(["a", "b", "c"]).fingerprint != word_level(other).fingerprint
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (["a", "c", "b"], "token 1 is 'b' here and 'c' there"),
+        (["a", "b"], "there it has no token 2, which is 'c' here"),
+        (["a", "b", "c", "d"], "here it has no token 3, which is 'd' there"),
+    ],
+)
+def test_first_difference_names_the_lowest_token_that_differs(other: list[str], message: str) -> None:
+    here, there = word_level(["a", "b", "c"]), word_level(other)
+    assert str(here.first_difference(there.vocabulary)) == message
+    assert here.fingerprint != there.fingerprint
 
 
 def test_the_same_tokenizer_with_a_padded_vocabulary_is_the_same() -> None:
     plain, padded = word_level(["a", "b", "c"]), word_level(["a", "b", "c", "[PAD3]", "[PAD4]"])
     assert plain.fingerprint == padded.fingerprint
+    assert plain.first_difference(padded.vocabulary) is None
+    assert plain.first_difference({0: "a", 1: "b", 2: "c", 3: "[PAD3]"}) is None  # a peer that does not leave it out
     assert padded.vocab_size == 3
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +26,9 @@ from paceline.generation import Started
 from paceline.messages import SamplingParams
 from paceline.runtime.grpc_client import open_channel
 from paceline.text.request import ChatMessage, ChatPrompt, SpeculationOptions, TextPrompt, TokenPrompt
-from paceline.text.tokenizer import Tokenizer
 from paceline.v1 import gateway_pb2
 from paceline.v1.gateway_pb2_grpc import GenerationStub
 from tests.fakes.scripted_drafter import ScriptedDrafter, StepGate, wrong_at
-from tests.fakes.tiny_tokenizer import write_letters
 from tests.fakes.toy_runner import hash_law, poisoned_law
 from tests.integration.fleet import VOCAB, Fleet, free_port, generate, perfect_method, plain_tokens, target_law, until
 
@@ -260,102 +256,6 @@ async def test_a_request_may_name_one_method_of_a_chain(tmp_path: Path) -> None:
         assert "no drafter of method 'ngram'" in run.started.warnings[0]
         assert run.evidence.methods == ()
         assert run.tokens == plain_tokens(LAW, PROMPT, 20)
-
-
-async def test_a_drafter_with_another_hash_for_the_same_tokens_is_refused_with_both(tmp_path: Path) -> None:
-    async with (
-        Fleet.start(tmp_path, LAW, method=perfect_method(LAW), tokenizer_hash="feedface00112233") as fleet,
-        fleet.client() as client,
-    ):
-        run = await generate(client, fleet.request(PROMPT))
-        (warning,) = run.started.warnings
-        assert "feedface0011" in warning
-        assert fleet.tokenizer.fingerprint[:12] in warning
-        assert run.evidence.draft_tokens == 0
-        assert run.tokens == plain_tokens(LAW, PROMPT, 20)
-
-
-def edited_tokenizer(folder: Path, edit: Callable[[dict[str, int]], None], vocab_size: int = VOCAB) -> Tokenizer:
-    """The fleet's tokenizer with another vocabulary, read from a folder as a replica would."""
-    path = write_letters(folder, vocab_size, eos_token_id=VOCAB - 1) / "tokenizer.json"
-    description = json.loads(path.read_text(encoding="utf-8"))
-    edit(description["model"]["vocab"])
-    path.write_text(json.dumps(description), encoding="utf-8")
-    return Tokenizer.load(folder)
-
-
-def rename(vocab: dict[str, int]) -> None:
-    vocab["ø"] = vocab.pop("r")  # id 17
-
-
-def pad(vocab: dict[str, int]) -> None:
-    vocab |= {f"[PAD{token_id}]": token_id for token_id in range(VOCAB, VOCAB + 8)}
-
-
-def grow(vocab: dict[str, int]) -> None:
-    vocab["extra"] = VOCAB
-
-
-OTHER_TOKENIZERS = {
-    "renamed": (rename, "token 17 is 'r' here and 'ø' there"),
-    "larger": (grow, f"here it has no token {VOCAB}, which is 'extra' there"),
-}
-
-
-@pytest.mark.parametrize("name", list(OTHER_TOKENIZERS))
-async def test_a_drafter_with_another_tokenizer_is_refused_with_the_first_difference(
-    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    edit, difference = OTHER_TOKENIZERS[name]
-    tokenizer = edited_tokenizer(tmp_path / "other", edit)
-    options = {"method": perfect_method(LAW), "drafter_tokenizer": tokenizer}
-    async with Fleet.start(tmp_path, LAW, **options) as fleet, fleet.client() as client:
-        run = await generate(client, fleet.request(PROMPT))
-        (warning,) = run.started.warnings
-        for part in (fleet.drafters[0].address, difference):
-            assert part in warning
-            assert part in caplog.text
-        assert run.evidence.draft_tokens == 0
-        assert run.tokens == plain_tokens(LAW, PROMPT, 20)
-
-
-async def test_a_verifier_with_another_tokenizer_is_unavailable_with_the_first_difference(tmp_path: Path) -> None:
-    smaller = Tokenizer.load(write_letters(tmp_path / "smaller", VOCAB - 1, eos_token_id=3))
-    options = {"verifier_tokenizer": smaller, "settings": {"verifier_wait_ms": 50}}
-    async with Fleet.start(tmp_path, LAW, **options) as fleet, fleet.client() as client:
-        with pytest.raises(Unavailable) as caught:
-            await generate(client, fleet.request(PROMPT))
-        for part in (fleet.verifiers[0].address, "token 3 is 'd' here and '<eos>' there"):
-            assert part in caught.value.message
-
-
-async def test_a_verifier_that_lacks_a_token_is_told_which(tmp_path: Path) -> None:
-    def drop(vocab: dict[str, int]) -> None:
-        del vocab["r"]
-
-    tokenizer = edited_tokenizer(tmp_path / "other", drop)
-    options = {"verifier_tokenizer": tokenizer, "settings": {"verifier_wait_ms": 50}}
-    async with Fleet.start(tmp_path, LAW, **options) as fleet, fleet.client() as client:
-        with pytest.raises(Unavailable, match="there it has no token 17, which is 'r' here"):
-            await generate(client, fleet.request(PROMPT))
-
-
-async def test_the_same_tokenizer_padded_to_the_models_width_fits(tmp_path: Path) -> None:
-    tokenizer = edited_tokenizer(tmp_path / "padded", pad)
-    options = {"method": perfect_method(LAW), "drafter_tokenizer": tokenizer, "verifier_tokenizer": tokenizer}
-    async with Fleet.start(tmp_path, LAW, **options) as fleet, fleet.client() as client:
-        run = await generate(client, fleet.request(PROMPT))
-        assert run.started.warnings == ()
-        assert run.evidence.accepted_tokens > 0
-
-
-async def test_a_drafter_without_a_tokenizer_fits_every_gateway(tmp_path: Path) -> None:
-    async with (
-        Fleet.start(tmp_path, LAW, method=perfect_method(LAW), tokenizer_hash="") as fleet,
-        fleet.client() as client,
-    ):
-        run = await generate(client, fleet.request(PROMPT))
-        assert run.evidence.accepted_tokens > 0
 
 
 async def test_no_verifier_is_unavailable_and_names_what_was_tried(tmp_path: Path) -> None:

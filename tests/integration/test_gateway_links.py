@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc.aio
 import pytest
 import tokenizers
-from paceline_gateway import link_codec
 from paceline_gateway.commands import FindReplica, Found, LinkBack, LinkLost, Said, SessionCommand, WithdrawFind
 from paceline_gateway.effects import Lane
 from paceline_gateway.fitness import Check, Fitness
@@ -22,8 +21,8 @@ from paceline_gateway.links import Link, LinkLimits, LinkState
 from paceline_gateway.pool import Pool
 from tokenizers import models
 
-from paceline.errors import CapacityExceeded, ConfigurationError, InvalidArgument, Unavailable
-from paceline.messages import Close, Evicted, ModelInfo, Open, Opened, SamplingParams, Verify, VocabularyChunk
+from paceline.errors import CapacityExceeded, InvalidArgument
+from paceline.messages import Close, Evicted, ModelInfo, Open, Opened, SamplingParams, Verify
 from paceline.runtime.supervisor import OnError, Supervisor
 from paceline.text.tokenizer import Tokenizer
 from paceline.v1 import common_pb2, verifier_pb2
@@ -361,92 +360,3 @@ async def test_a_session_waits_for_the_first_replica_and_may_give_up() -> None:
             pool.tell(find("gone", Port(gone=True)))
             await until(lambda: pool.num_sessions == 1)
             assert pool.loads == {address: 1}
-
-
-# --- fitness ----------------------------------------------------------------------------------------------------------
-
-
-async def tells_nothing() -> Mapping[int, str]:
-    raise Unavailable("does not tell")
-
-
-@pytest.mark.parametrize(
-    ("lane", "changes", "named"),
-    [
-        (Lane.VERIFIER, {"model": "other"}, ["'other'", "'toy'"]),
-        (Lane.DRAFTER, {"model": "other"}, ["'other'", "'toy'"]),
-        (Lane.VERIFIER, {"tokenizer_hash": ""}, ["no hash", HASH]),
-        (Lane.DRAFTER, {"tokenizer_hash": "abc", "vocab_size": 9}, ["hash abc, 9 ids", f"hash {HASH}, 4 ids"]),
-    ],
-)
-async def test_misfits_are_named(lane: Lane, changes: dict[str, Any], named: list[str]) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        await fitness().check(lane, "host:1", replace(INFO, **changes), tells_nothing)
-    for part in (*named, "host:1"):
-        assert part in caught.value.message
-
-
-async def test_what_fits_is_not_asked_for_its_vocabulary() -> None:
-    async def ask() -> Mapping[int, str]:
-        raise AssertionError("nobody asked")
-
-    await fitness().check(Lane.VERIFIER, "host:1", INFO, ask)
-    await fitness().check(Lane.DRAFTER, "host:1", replace(INFO, tokenizer_hash=""), ask)
-    # The same tokens in a wider model: only the fingerprint counts.
-    await fitness().check(Lane.DRAFTER, "host:1", replace(INFO, vocab_size=64), ask)
-
-
-@pytest.mark.parametrize(
-    ("chunks", "named"),
-    [
-        ([VocabularyChunk(0, ("a", "x", "c", "d"))], "token 1 is 'b' here and 'x' there"),
-        ([VocabularyChunk(0, ("a", "b")), VocabularyChunk(3, ("d",))], "there it has no token 2, which is 'c' here"),
-        (
-            [VocabularyChunk(0, ("a", "b")), VocabularyChunk(2, ("c", "d", "e"))],
-            "here it has no token 4, which is 'e' there",
-        ),
-        (None, "hash other"),  # an older replica
-        ([], "hash other"),
-        ([VocabularyChunk(0, ("a", "b", "c", "d", "[PAD4]"))], "hash other"),  # it has lied about its hash
-        ([VocabularyChunk(-1, ("a",))], "hash other"),
-    ],
-)
-async def test_the_first_difference_is_asked_for(chunks: list[VocabularyChunk] | None, named: str) -> None:
-    async with linked() as (peer, link):
-        peer.info = replace(INFO, tokenizer_hash="other")
-        peer.vocabulary = chunks
-        peer.break_off()
-        await until(lambda: link.state is LinkState.REFUSED)
-        assert named in link.trouble
-        assert ("hash other" in named) == (HASH in link.trouble)
-        assert peer.num_vocabularies == 1
-
-
-async def test_a_vocabulary_is_asked_for_once_per_fingerprint() -> None:
-    asked: list[str] = []
-
-    async def check(subject: Fitness, tokenizer_hash: str, vocabulary: dict[int, str] | None) -> str:
-        async def ask() -> Mapping[int, str]:
-            asked.append(tokenizer_hash)
-            return await tells_nothing() if vocabulary is None else vocabulary
-
-        with pytest.raises(ConfigurationError) as caught:
-            await subject.check(Lane.DRAFTER, "host:1", replace(INFO, tokenizer_hash=tokenizer_hash), ask)
-        return caught.value.message
-
-    subject = fitness()
-    assert "hash one" in await check(subject, "one", None)  # not told: asked again
-    for _ in range(3):
-        assert "'b' here and 'x' there" in await check(subject, "one", {0: "a", 1: "x", 2: "c", 3: "d"})
-    assert "'c' here and 'x' there" in await check(subject, "two", {0: "a", 1: "b", 2: "x", 3: "d"})
-    assert asked == ["one", "one", "two"]
-
-
-async def test_a_vocabulary_without_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_codec, "_MAX_PIECES", 1000)
-    async with linked() as (peer, link):
-        peer.info = replace(INFO, tokenizer_hash="other")
-        peer.vocabulary = [VocabularyChunk(100 * number, ("x",) * 100) for number in range(100)]
-        peer.break_off()
-        await until(lambda: link.state is LinkState.REFUSED)
-        assert "hash other" in link.trouble

@@ -17,7 +17,10 @@ SHAPES = [PlaneShape(2, 2, 3), PlaneShape(1, 1, 4)]
 
 
 def make_pool(num_pages: int = 8, page_tokens: int = 4) -> KVPool:
-    return KVPool(SHAPES, num_pages, page_tokens)
+    pool = KVPool(SHAPES, num_pages, page_tokens)
+    for group in pool.groups:
+        group.zero_()  # fresh memory may hold NaN, which equals nothing
+    return pool
 
 
 def write(pool: KVPool, kv: SequenceKV, first_row: int, labels: list[int]) -> None:

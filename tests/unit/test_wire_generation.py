@@ -119,3 +119,43 @@ def test_records_and_models_come_back_the_same() -> None:
     assert wire.session_info_to_pb(info).committed_len == 3
     model = g.ServedModel("m", 256, ("ngram",))
     assert wire.served_model_from_pb(wire.served_model_to_pb(model)) == model
+
+
+@pytest.mark.parametrize(
+    ("request_", "field", "says"),
+    [
+        (GenerationRequest(TextPrompt("hi"), max_tokens=2**31), "max_tokens", "at most 2147483647"),
+        (GenerationRequest(TextPrompt("hi"), max_tokens=-(2**40)), "max_tokens", "at least -2147483648"),
+        (GenerationRequest(TextPrompt("hi"), seed=2**63), "seed", "at most 9223372036854775807"),
+        (GenerationRequest(TextPrompt("hi"), sampling=SamplingParams(top_k=2**31)), "top_k", "at most"),
+        (GenerationRequest(TextPrompt("hi"), sampling=SamplingParams(logit_bias={2**31: 1.0})), "logit_bias", "2**31"),
+        (
+            GenerationRequest(TextPrompt("hi"), sampling=SamplingParams(stop_token_ids=(1, 2**31))),
+            "stop_token_ids[1]",
+            "2147483648; it must be at most",
+        ),
+        (
+            GenerationRequest(TextPrompt("hi"), speculation=SpeculationOptions(num_speculative_tokens=2**31)),
+            "speculation.num_speculative_tokens",
+            "at most",
+        ),
+        (GenerationRequest(TextPrompt("ab\udcff")), "prompt", "lone surrogate at character 2"),
+        (GenerationRequest(TokenPrompt((1, 2**31))), "prompt[1]", "at most"),
+        (GenerationRequest(ChatPrompt((ChatMessage("user", "\udcff"),))), "messages[0].content", "lone surrogate"),
+        (GenerationRequest(TextPrompt("hi"), stop=("a", "\udcff")), "stop[1]", "lone surrogate"),
+        (GenerationRequest(TextPrompt("hi"), model="\udcff"), "model", "lone surrogate"),
+        (GenerationRequest(TextPrompt("hi"), session="\udcff"), "session", "lone surrogate"),
+        (GenerationRequest(TextPrompt("hi"), max_tokens=1.5), "max_tokens", "1.5"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_no_message_can_hold_names_its_field(request_: GenerationRequest, field: str, says: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        wire.generate_request_to_pb(request_)
+    assert caught.value.field == field
+    assert says.replace("2**31", str(2**31)) in caught.value.message
+    assert caught.value.message.startswith(field)
+
+
+def test_a_session_name_that_no_message_can_hold() -> None:
+    with pytest.raises(InvalidArgument, match="session is not valid Unicode"):
+        wire.get_session_request_to_pb("\udcff")

@@ -26,6 +26,7 @@ from paceline.v1.gateway_pb2_grpc import GenerationStub
 from paceline.wire.generation import (
     generate_request_to_pb,
     generation_event_from_pb,
+    get_session_request_to_pb,
     served_model_from_pb,
     session_info_from_pb,
 )
@@ -71,6 +72,7 @@ class AsyncClient:
             timeout_s: most seconds that it may take.
 
         Raises:
+            InvalidArgument: no message can hold a value of the request; nothing was sent.
             PacelineError: what the gateway says, or `Unavailable` when it cannot be reached.
         """
         call = self._stub.Generate(generate_request_to_pb(request), timeout=timeout_s)
@@ -88,11 +90,13 @@ class AsyncClient:
         """Reads the record of a session.
 
         Raises:
+            InvalidArgument: no message can hold the name.
             NotFound: there is none.
             PacelineError: what else the gateway says.
         """
+        request = get_session_request_to_pb(session)
         try:
-            message = await self._stub.GetSession(gateway_pb2.GetSessionRequest(session=session), timeout=timeout_s)
+            message = await self._stub.GetSession(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
         return session_info_from_pb(message)

@@ -20,6 +20,7 @@ from paceline.text.request import (
     TokenPrompt,
 )
 from paceline.v1 import gateway_pb2
+from paceline.wire.misfit import request_misfit, value_misfit
 from paceline.wire.parts import rule_from_pb, rule_to_pb, sampling_from_pb, sampling_to_pb
 
 _PROMISE_TO_PB = {
@@ -51,7 +52,18 @@ _STATE_FROM_PB = {number: state for state, number in _STATE_TO_PB.items()}
 
 
 def generate_request_to_pb(request: GenerationRequest) -> gateway_pb2.GenerateRequest:
-    """What a client sends."""
+    """What a client sends.
+
+    Raises:
+        InvalidArgument: no message can hold a value, such as a number too large or text that is not Unicode.
+    """
+    try:
+        return _request_to_pb(request)
+    except (TypeError, ValueError) as error:
+        raise request_misfit(request, error) from error
+
+
+def _request_to_pb(request: GenerationRequest) -> gateway_pb2.GenerateRequest:
     sampling = sampling_to_pb(request.sampling)
     if request.seed is None:
         sampling.ClearField("seed")
@@ -274,6 +286,17 @@ def _evidence_from_pb(message: gateway_pb2.Evidence) -> g.Evidence:
 
 
 # --- sessions and models --------------------------------------------------------------------------------------------
+
+
+def get_session_request_to_pb(session: str) -> gateway_pb2.GetSessionRequest:
+    """What a client sends.
+
+    Raises:
+        InvalidArgument: no message can hold the name.
+    """
+    if (misfit := value_misfit(gateway_pb2.GetSessionRequest, "session", session, "session")) is not None:
+        raise misfit
+    return gateway_pb2.GetSessionRequest(session=session)
 
 
 def session_info_to_pb(info: g.SessionInfo) -> gateway_pb2.GetSessionResponse:

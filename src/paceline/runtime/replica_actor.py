@@ -286,9 +286,10 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         # The session's open command is answered over its own stream: the one that closes may have asked nothing yet.
         if self.epoch_of(command.session) is not None:
             self.check_epoch(command)
-            self.close_session(command.session, Cancelled("the session was closed"))
-        # Like Failed, Closed is part of every service's events.
+            self.drop_session(command.session, Cancelled("the session was closed"))
+        # Like Failed, Closed is part of every service's events. It goes before the route, with which a stream may end.
         letter.stream.send(Closed(command.session, command.epoch))  # type: ignore[arg-type]
+        self.routes.detach(command.session)
 
     def check_epoch(self, command: Open | Close | Verify | Draft) -> None:
         """Refuses a command of an epoch that is over; newer ones pass.

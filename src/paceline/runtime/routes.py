@@ -1,7 +1,8 @@
 """Which stream answers for a session, and how long a session outlives its stream.
 
 The newest stream that spoke for a session gets its answers. When that stream ends the session is an orphan: it is
-closed `orphan_ttl_s` later unless another stream speaks for it before.
+closed `orphan_ttl_s` later unless another stream speaks for it before. A stream is finished when its end was told, so
+that no answer to an earlier command of it is still due, and its last session is gone.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class SessionRoutes(Generic[EventT]):
         self._stream_of: dict[str, EventStream[EventT]] = {}
         self._sessions_of: dict[EventStream[EventT], set[str]] = {}
         self._orphans: dict[str, float] = {}
+        self._ended: set[EventStream[EventT]] = set()  # no command comes over them, but sessions still answer there
 
     def __len__(self) -> int:
         return len(self._stream_of)
@@ -43,14 +45,10 @@ class SessionRoutes(Generic[EventT]):
             self.detach(session)
             self._stream_of[session] = stream
             self._sessions_of.setdefault(stream, set()).add(session)
-        if stream.half_closed:
-            # Its commands were still on their way when it ended.
-            self._orphans.setdefault(session, self._clock() + self._orphan_ttl_s)
-        else:
-            self._orphans.pop(session, None)
+        self._orphans.pop(session, None)
 
     def detach(self, session: str) -> None:
-        """The session is gone. A stream that sends no more commands is finished with its last session."""
+        """The session is gone. A stream whose end was told is finished with its last session."""
         stream = self._stream_of.pop(session, None)
         self._orphans.pop(session, None)
         if stream is None:
@@ -59,7 +57,8 @@ class SessionRoutes(Generic[EventT]):
         sessions.discard(session)
         if not sessions:
             del self._sessions_of[stream]
-            if stream.half_closed:
+            if stream in self._ended:
+                self._ended.discard(stream)
                 stream.finish()
 
     def stream_of(self, session: str) -> EventStream[EventT] | None:
@@ -67,11 +66,12 @@ class SessionRoutes(Generic[EventT]):
         return self._stream_of.get(session)
 
     def stream_ended(self, stream: EventStream[EventT]) -> None:
-        """Makes the stream's sessions orphans; a stream without sessions is finished."""
+        """All commands of the stream have been applied: its sessions are orphans; without any it is finished."""
         sessions = self._sessions_of.get(stream)
         if not sessions:
             stream.finish()
             return
+        self._ended.add(stream)
         deadline = self._clock() + self._orphan_ttl_s
         for session in sessions:
             self._orphans.setdefault(session, deadline)

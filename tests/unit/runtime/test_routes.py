@@ -8,7 +8,6 @@ from paceline.runtime.routes import SessionRoutes
 class FakeStream:
     def __init__(self, name: str) -> None:
         self.name = name
-        self.half_closed = False
         self.finished = False
         self.sent: list[str] = []
 
@@ -72,12 +71,11 @@ def test_stream_that_speaks_in_time_saves_the_session() -> None:
     assert routes.expired() == []
 
 
-def test_half_closed_stream_is_finished_with_its_last_session() -> None:
+def test_ended_stream_is_finished_with_its_last_session() -> None:
     routes, clock = make()
     stream = FakeStream("stream")
     routes.attach("a", stream)
-    stream.half_closed = True
-    routes.attach("b", stream)  # was on its way when the stream ended
+    routes.attach("b", stream)
     routes.stream_ended(stream)
     assert routes.num_orphans == 2
     routes.detach("a")
@@ -85,6 +83,29 @@ def test_half_closed_stream_is_finished_with_its_last_session() -> None:
     clock.now_s = 110.0
     assert routes.expired() == ["b"]
     routes.detach("b")
+    assert stream.finished
+
+
+def test_ended_stream_is_finished_when_its_last_session_has_moved() -> None:
+    routes, _ = make()
+    old, new = FakeStream("old"), FakeStream("new")
+    routes.attach("s", old)
+    routes.stream_ended(old)
+    routes.attach("s", new)
+    assert old.finished
+    assert not new.finished
+    assert routes.num_orphans == 0
+
+
+def test_stream_whose_end_was_not_told_goes_on_without_sessions() -> None:
+    routes, _ = make()
+    stream = FakeStream("stream")
+    routes.attach("a", stream)
+    routes.detach("a")
+    routes.attach("b", stream)
+    routes.detach("b")
+    assert not stream.finished
+    routes.stream_ended(stream)
     assert stream.finished
 
 

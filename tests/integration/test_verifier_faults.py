@@ -127,7 +127,7 @@ async def test_half_closed_stream_still_gets_its_answers() -> None:
 
 
 async def test_peer_that_does_not_read_is_cut_off_and_stalls_nobody() -> None:
-    limits = ConnectLimits(outbox_events=200)
+    limits = ConnectLimits(outbox_events=200, unread_timeout_s=0.2)
     async with verifier_replica(toy(), connect_limits=limits) as replica, replica.connect() as good:
         writer = Writer.start("good", PROMPT)
         await start(good, writer)

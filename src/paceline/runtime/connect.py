@@ -2,7 +2,8 @@
 
 A reader hands each command to the actor; a writer sends whatever events have gathered since the last frame, so under
 load the cost of a frame is shared. They are separate tasks: a peer that does not read its answers stalls only its own
-stream, and when its outbox is full the stream is ended. A command that makes no sense is answered with `Failed` and
+stream. While half of its outbox waits no more of its commands are taken; if it reads nothing for `unread_timeout_s`
+then, or the outbox gets full, the stream is ended. A command that makes no sense is answered with `Failed` and
 hurts no other command of its frame.
 """
 
@@ -31,19 +32,25 @@ CommandT_contra = TypeVar("CommandT_contra", contravariant=True)
 EventT_co = TypeVar("EventT_co", covariant=True)
 EventT_contra = TypeVar("EventT_contra", contravariant=True)
 
+_COMMANDS_PER_TURN = 512
+"""A reader lets everybody else go on after so many commands of one frame."""
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectLimits:
     """Bounds of one stream.
 
     Attributes:
-        outbox_events: events that may wait for a peer that does not read.
+        outbox_events: events that may wait for a peer that does not read. Half of them are room for answers to
+            commands that were taken already, so a full mailbox of an actor should fit in it.
         outbox_bytes: sum of their sizes.
+        unread_timeout_s: how long half of that may wait for a peer that reads nothing.
         frame_bytes: a frame is closed when it has this many; one larger event still travels alone.
     """
 
-    outbox_events: int = 8192
+    outbox_events: int = 32_768
     outbox_bytes: int = 32 * 2**20
+    unread_timeout_s: float = 10.0
     frame_bytes: int = 2**20
 
     @classmethod
@@ -58,10 +65,6 @@ class EventStream(Protocol[EventT_contra]):
     @property
     def name(self) -> str:
         """For logs: the peer and a number."""
-
-    @property
-    def half_closed(self) -> bool:
-        """The peer sends no more commands, but it may still read."""
 
     def send(self, event: EventT_contra) -> None:
         """Queues an event. Never waits and never raises: a broken stream forgets it."""
@@ -116,18 +119,36 @@ class _Stream(Generic[EventT]):
         self._broken = False
         self._failure: PacelineError | None = None
         self._failed = asyncio.Event()
+        self._taken = asyncio.Event()
 
     def send(self, event: EventT | Hello | Failed) -> None:
         if self._broken or self._finishing:
             return
         self._outbox.put(self._to_pb(event))
-        if len(self._outbox) > self._limits.outbox_events or self._outbox.num_bytes > self._limits.outbox_bytes:
-            self.fail(
-                CapacityExceeded(
-                    f"the peer does not read: more than {self._limits.outbox_events} events or "
-                    f"{self._limits.outbox_bytes} bytes wait for it; connect again and read"
-                )
+        if self._filled_beyond(1.0):
+            self._fail_unread(1.0)
+
+    def _filled_beyond(self, share: float) -> bool:
+        limits = self._limits
+        return len(self._outbox) > share * limits.outbox_events or self._outbox.num_bytes > share * limits.outbox_bytes
+
+    def _fail_unread(self, share: float) -> None:
+        self.fail(
+            CapacityExceeded(
+                f"the peer does not read: more than {int(share * self._limits.outbox_events)} events or "
+                f"{int(share * self._limits.outbox_bytes)} bytes wait for it; connect again and read"
             )
+        )
+
+    async def room(self) -> None:
+        """Returns when at most half of the outbox waits; fails the stream if the peer reads nothing meanwhile."""
+        while self._filled_beyond(0.5):
+            self._taken.clear()
+            try:
+                async with asyncio.timeout(self._limits.unread_timeout_s):
+                    await self._taken.wait()
+            except TimeoutError:
+                self._fail_unread(0.5)
 
     def finish(self) -> None:
         self._finishing = True
@@ -152,7 +173,9 @@ class _Stream(Generic[EventT]):
 
     async def next_frame(self) -> list[Any]:
         """Events for one frame; none when the stream has finished."""
-        return await self._outbox.next_frame()
+        frame = await self._outbox.next_frame()
+        self._taken.set()
+        return frame
 
 
 class ConnectServer(Generic[CommandT, EventT]):
@@ -224,7 +247,10 @@ class ConnectServer(Generic[CommandT, EventT]):
     async def _read(self, stream: _Stream[EventT], requests: AsyncIterator[Any]) -> None:
         try:
             async for frame in requests:
-                for message in frame.commands:
+                for number, message in enumerate(frame.commands):
+                    if number % _COMMANDS_PER_TURN == _COMMANDS_PER_TURN - 1:
+                        await asyncio.sleep(0)
+                    await stream.room()
                     self._hand_over(stream, message)
         except DecodeError as error:
             raise InvalidArgument(f"a frame is not the protobuf message of this rpc: {error}", field="frame") from error

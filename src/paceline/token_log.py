@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+MAX_SESSION_TOKENS = 2**20
+"""Most tokens that a command may name for one session, whatever the model: longer ones are refused uncopied."""
+
 _MASK = (1 << 64) - 1
 _OFFSET = 0xCBF29CE484222325
 _PRIME = 0x100000001B3

@@ -14,6 +14,7 @@ from paceline import messages as m
 from paceline import wire
 from paceline.errors import Failure, InvalidArgument
 from paceline.speculation.tree import DraftTree
+from paceline.token_log import MAX_SESSION_TOKENS
 from paceline.v1 import common_pb2, drafter_pb2, verifier_pb2
 
 NAMES = st.text(min_size=1, max_size=40)
@@ -221,6 +222,11 @@ BAD_TREES = [
     pytest.param(common_pb2.DraftTree(tokens=[1, 2], parents=[0, -1]), "block.parents", id="negative parent"),
     pytest.param(common_pb2.DraftTree(tokens=[1, 1], parents=[0, 0]), "block.tokens", id="same sibling twice"),
     pytest.param(common_pb2.DraftTree(tokens=range(wire.MAX_BLOCK_NODES + 1)), "block.tokens", id="too many"),
+    pytest.param(
+        common_pb2.DraftTree(tokens=[1], parents=[0] * (wire.MAX_BLOCK_NODES + 1)),
+        "block.parents",
+        id="too many parents",
+    ),
 ]
 
 
@@ -229,6 +235,9 @@ def test_malformed_tree_is_refused(tree: common_pb2.DraftTree, field: str) -> No
     with pytest.raises(InvalidArgument) as caught:
         wire.tree_from_pb(tree)
     assert caught.value.field == field
+
+
+TOO_MANY = [1] * (MAX_SESSION_TOKENS + 1)
 
 
 def _verify(**changes: Any) -> verifier_pb2.VerifierCommand:
@@ -256,9 +265,11 @@ def _draft(**changes: Any) -> drafter_pb2.DrafterCommand:
         (_verify(base_len=0), "base_len"),
         (_verify(base_len=2), "catch_up"),
         (_verify(catch_up=[1, -2]), "catch_up"),
+        (_verify(base_len=2**22, catch_up=TOO_MANY), "catch_up"),
         (_verify(block=common_pb2.DraftTree(tokens=[1], parents=[4])), "block.parents"),
         (_open(tokens=[]), "tokens"),
         (_open(tokens=[3, -1]), "tokens"),
+        (_open(tokens=TOO_MANY), "tokens"),
         (_open(generation_start=3), "generation_start"),
         (_open(generation_start=-1), "generation_start"),
         (_open(acceptance_rule=17), "acceptance_rule"),
@@ -278,7 +289,9 @@ def test_bad_verifier_command_names_the_field(command: verifier_pb2.VerifierComm
         (_draft(base_len=0), "base_len"),
         (_draft(max_depth=-1), "max_depth"),
         (_draft(assumed=[-1]), "assumed"),
+        (_draft(assumed=TOO_MANY), "assumed"),
         (_draft(catch_up=[1] * 4), "catch_up"),
+        (_draft(base_len=2**22, catch_up=TOO_MANY), "catch_up"),
         (drafter_pb2.DrafterCommand(), "command"),
     ],
 )

@@ -34,7 +34,7 @@ from paceline.messages import (
 from paceline.runtime.replica_actor import ActorLimits, Letter, ReplicaActor, SelfChecking
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
 from paceline.text.validation import validate_sampling
-from paceline.token_log import TokenLog
+from paceline.token_log import MAX_SESSION_TOKENS, TokenLog
 
 _US_PER_S = 1_000_000
 _ANY_ID = 2**31
@@ -88,11 +88,14 @@ class DraftLimits:
 
     Attributes:
         max_draft_tokens: most tokens of one proposal.
+        max_session_tokens: most tokens of a session, assumed ones included; more are refused. Beyond
+            `max_model_len` but within this a session is served with empty blocks, so that its request decodes plainly.
         max_model_len: most tokens of context and proposal; None when the method has no limit.
         vocab_size: ids at or above it are refused; None when the method takes any.
     """
 
     max_draft_tokens: int = 16
+    max_session_tokens: int = MAX_SESSION_TOKENS
     max_model_len: int | None = None
     vocab_size: int | None = None
 
@@ -135,6 +138,7 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
                 self._open(letter, letter.command)
 
     def _open(self, letter: Letter[DrafterCommand, DrafterEvent], command: Open) -> None:
+        self._check_len(len(command.tokens), "tokens")
         self._check_ids(command.tokens, "tokens")
         self._check_method(command.method)
         validate_sampling(command.sampling, vocab_size=self._draft_limits.vocab_size or _ANY_ID)
@@ -167,6 +171,8 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
                 letter.stream.send(session.answer)
             return
         self._supersede(session)
+        self._check_len(command.base_len, "catch_up" if command.catch_up else "base_len")
+        self._check_len(command.base_len + len(command.assumed), "assumed")
         self._check_ids(command.assumed, "assumed")
         self._check_ids(command.catch_up, "catch_up")
         have_len = session.log.reconcile(command.base_len, command.prefix_hash, command.catch_up)
@@ -177,10 +183,11 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
         self._start(session, command, letter.arrived_s)
 
     def _start(self, session: _Session, command: Draft, arrived_s: float) -> None:
-        context = [*session.log.tokens, *command.assumed]
         depth = min(command.max_depth, self._draft_limits.max_draft_tokens)
         if self._draft_limits.max_model_len is not None:
-            depth = min(depth, self._draft_limits.max_model_len - len(context))
+            depth = min(depth, self._draft_limits.max_model_len - len(session.log) - len(command.assumed))
+        # A job that the method never sees needs no context, which may be far longer than the method's.
+        context = [*session.log.tokens, *command.assumed] if depth > 0 else ()
         opened = session.opened
         job = DraftJob(command.session, context, depth, opened.sampling, opened.generation_start, opened.method)
         session.running = _Running(command, job, arrived_s)
@@ -188,6 +195,13 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
             self._answer(session)
         else:
             self._due[command.session] = session.running
+
+    def _check_len(self, length: int, name: str) -> None:
+        limit = self._draft_limits.max_session_tokens
+        if length > limit:
+            raise InvalidArgument(
+                f"with {name} the session has {length} tokens; this drafter takes at most {limit}", field=name
+            )
 
     def _check_ids(self, tokens: tuple[int, ...], name: str) -> None:
         limit = self._draft_limits.vocab_size

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline import messages as m
 from paceline.errors import InvalidArgument
+from paceline.token_log import MAX_SESSION_TOKENS
 from paceline.v1 import common_pb2, drafter_pb2, verifier_pb2
 from paceline.wire.parts import rule_from_pb, rule_to_pb, sampling_from_pb, sampling_to_pb, tree_from_pb, tree_to_pb
 
@@ -47,14 +48,18 @@ def _check_at_least(value: int, least: int, field: str) -> None:
         raise InvalidArgument(f"{field} is {value}; it must be at least {least}", field=field)
 
 
-def _checked_tokens(tokens: Iterable[int], field: str) -> tuple[int, ...]:
+def _checked_tokens(tokens: Sequence[int], field: str) -> tuple[int, ...]:
+    if len(tokens) > MAX_SESSION_TOKENS:
+        raise InvalidArgument(
+            f"{field} has {len(tokens)} tokens; a session has at most {MAX_SESSION_TOKENS}", field=field
+        )
     checked = tuple(tokens)
     if checked and min(checked) < 0:
         raise InvalidArgument(f"{field} holds the negative id {min(checked)}", field=field)
     return checked
 
 
-def _checked_catch_up(tokens: Iterable[int], base_len: int) -> tuple[int, ...]:
+def _checked_catch_up(tokens: Sequence[int], base_len: int) -> tuple[int, ...]:
     _check_at_least(base_len, 1, "base_len")
     checked = _checked_tokens(tokens, "catch_up")
     if len(checked) > base_len:

@@ -91,11 +91,12 @@ def tree_from_pb(tree: common_pb2.DraftTree) -> DraftTree:
     Raises:
         InvalidArgument: the parents form no tree, siblings repeat a token, or there are too many nodes.
     """
-    tokens = tuple(tree.tokens)
-    if not tokens and not tree.parents:
+    if not tree.tokens and not tree.parents:
         return EMPTY_BLOCK
-    if len(tokens) > MAX_BLOCK_NODES:
-        raise InvalidArgument(f"block has {len(tokens)} tokens; at most {MAX_BLOCK_NODES}", field="block.tokens")
+    for name, values in (("tokens", tree.tokens), ("parents", tree.parents)):
+        if len(values) > MAX_BLOCK_NODES:
+            raise InvalidArgument(f"block has {len(values)} {name}; at most {MAX_BLOCK_NODES}", field=f"block.{name}")
+    tokens = tuple(tree.tokens)
     return DraftTree(tokens, tuple(tree.parents)) if tree.parents else DraftTree.chain(tokens)
 
 

@@ -58,6 +58,11 @@ class Child:
         """Process id; 0 before the start."""
         return self._process.pid if self._process else 0
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was started and has ended."""
+        return self._process is not None and self._process.returncode is not None
+
     async def start(self) -> None:
         """Starts the process; its output goes to the log file.
 

@@ -13,6 +13,7 @@ end-to-end tests all use this class.
 from __future__ import annotations
 
 import asyncio
+import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +25,17 @@ from paceline.cli.doctor import ping_redis
 from paceline.cli.fleet_commands import FleetCommands, check_installed
 from paceline.cli.fleet_options import FleetOptions
 from paceline.cli.prepare import prepare
-from paceline.errors import Unavailable
+from paceline.errors import InvalidArgument, Unavailable
 from paceline.session.embedded import EmbeddedRedis
 
 _KILL_AFTER_DRAIN_S = 5.0
 """Beyond the time for draining; then a process is killed."""
+_ORPHAN_GRACE_S = 1.0
+"""For replicas whose gateway is gone: nobody can end their sessions, so there is nothing to wait for."""
+_REDIS_POLL_S = 0.25
+_MAX_REDIS_RESTARTS = 5
+"""In the life of a fleet; what ends more often is ill."""
+_HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,7 @@ class Fleet:
         """
         options = self._options
         check_installed(options)
+        _check_port(options.port)
         self._observer.changed("models", "preparing")
         prepared = await prepare(
             options.model,
@@ -140,11 +148,14 @@ class Fleet:
     async def watch(self) -> None:
         """Waits until the fleet can no longer serve; a lost replica of several, or a drafter, is only told.
 
+        An embedded Redis that has ended is started again; the gateway writes its records anew.
+
         Raises:
             Unavailable: the gateway or the last verifier has ended.
         """
         waiting = {asyncio.create_task(child.wait_ended()): child for child in self.children}
         verifiers_left = self._options.verifiers
+        redis = asyncio.create_task(self._watch_redis())
         try:
             while waiting:
                 ended, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -154,8 +165,30 @@ class Fleet:
                     if child is self._gateway or not verifiers_left:
                         raise Unavailable(child.ended_message("and the fleet cannot go on without it"))
         finally:
-            for task in waiting:
+            for task in (redis, *waiting):
                 task.cancel()
+
+    async def _watch_redis(self) -> None:
+        """Restarts the embedded Redis whenever it has ended, a few times; generations go on without it in any case."""
+        redis = self._redis
+        if redis is None:
+            return
+        restarts = 0
+        while True:
+            await asyncio.sleep(_REDIS_POLL_S)
+            if not redis.ended:
+                continue
+            if restarts == _MAX_REDIS_RESTARTS:
+                self._observer.changed("redis", "ended", "once too often; generations go on but are not recorded")
+                return
+            restarts += 1
+            self._observer.changed("redis", "ended", "while the fleet was running; starting it again")
+            try:
+                redis.restart()
+            except (Unavailable, OSError) as error:
+                self._observer.changed("redis", "ended", f"{error}; generations go on but are not recorded")
+                return
+            self._observer.changed("redis", "ready", f"{redis.url} again; the gateway records running sessions anew")
 
     def hurry(self) -> None:
         """For a stop that takes too long: tells the services not to wait for running generations."""
@@ -165,10 +198,31 @@ class Fleet:
     async def stop(self) -> None:
         """Stops everything, the gateway first, so that no generation is cut by a missing replica. Repeatable."""
         grace_s = self._options.drain_timeout_s + _KILL_AFTER_DRAIN_S
+        orphaned = self._gateway is not None and self._gateway.has_ended
         if self._gateway is not None:
             self._observer.changed(self._gateway.name, "stopping")
             await self._gateway.stop(grace_s)
+        if orphaned:
+            grace_s = _ORPHAN_GRACE_S
         await asyncio.gather(*(child.stop(grace_s) for child in self._replicas))
         if self._redis is not None:
             self._redis.stop()
         self._run_dir.cleanup()
+
+
+def _check_port(port: int) -> None:
+    """Finds out before the models are loaded whether the gateway can have its port.
+
+    Raises:
+        InvalidArgument: another process has it, or this user may not.
+    """
+    with socket.socket() as probe:
+        # As the gateway binds it: connections of an earlier one that are still closing do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_HOST, port))
+        except OSError as error:
+            raise InvalidArgument(
+                f"--port {port} of {_HOST} cannot be used ({error.strerror}): choose another, or 0 for a free one",
+                field="port",
+            ) from error

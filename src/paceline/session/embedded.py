@@ -104,6 +104,24 @@ class EmbeddedRedis:
         """Its process id; None when it is not running."""
         return self._process.pid if self._process else None
 
+    @property
+    def ended(self) -> bool:
+        """Whether it was started and has ended without being asked to."""
+        return self._process is not None and self._process.poll() is not None
+
+    def restart(self) -> None:
+        """Starts it again on the port that it had, empty; call it in the thread that `start` was called in.
+
+        Raises:
+            Unavailable: it was never started, or cannot be now.
+        """
+        if self._port is not None:
+            self._wanted_port = self._port  # clients know this one
+        if self._wanted_port is None:
+            raise Unavailable("the embedded Redis was never started", field="redis_url")
+        self.stop()
+        self.start()
+
     def start(self) -> None:
         """Starts the server and returns when it answers.
 

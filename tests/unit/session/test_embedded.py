@@ -75,6 +75,22 @@ def test_stop_is_idempotent_and_start_works_again_on_the_same_port() -> None:
     again.stop()
 
 
+def test_one_that_was_killed_starts_again_on_its_port() -> None:
+    with EmbeddedRedis() as server:
+        assert not server.ended
+        process, port = psutil.Process(server.pid), server.port
+        process.kill()
+        psutil.wait_procs([process], timeout=10)
+        assert server.ended
+        server.restart()
+        assert not server.ended
+        assert server.port == port
+        assert listens(port)
+    assert not server.ended
+    with pytest.raises(Unavailable, match="never started"):
+        EmbeddedRedis().restart()
+
+
 def test_a_server_that_does_not_react_is_killed() -> None:
     with EmbeddedRedis() as server:
         process = psutil.Process(server.pid)

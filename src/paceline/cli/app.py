@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,14 +10,22 @@ import typer
 from typer.core import TyperGroup
 
 from paceline import __version__
-from paceline.cli.console import EXIT_INTERRUPTED, exit_code, print_error
+from paceline.cli.console import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    errors_as_json,
+    exit_code,
+    print_error,
+    print_os_error,
+    read_stdin,
+)
 from paceline.cli.fleet_options import DEFAULT_ADDRESS, DEFAULT_MODEL, DEFAULT_PORT, FleetOptions
 from paceline.cli.serve import ServiceName
 from paceline.errors import PacelineError
 
 
 class ErrorsInOneLine(TyperGroup):
-    """Turns a typed error into one line on standard error and an exit code, without a traceback."""
+    """Turns a typed error, or a file or stream that fails, into one line on standard error and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command."""
@@ -27,6 +34,9 @@ class ErrorsInOneLine(TyperGroup):
         except PacelineError as error:
             print_error(error)
             raise typer.Exit(exit_code(error)) from None
+        except OSError as error:
+            print_os_error(error)
+            raise typer.Exit(EXIT_FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPTED) from None
 
@@ -43,7 +53,10 @@ app = typer.Typer(
 Model = Annotated[str, typer.Option(help="Target: a hub id, a folder, a .gguf file or the built-in name.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on standard output.")]
-Address = Annotated[str, typer.Option(help="The gateway's address.")]
+JsonOrError = Annotated[
+    bool, typer.Option("--json", help="One JSON object on standard output; an error is one too, under `error`.")
+]
+Address = Annotated[str, typer.Option(help="The gateway's address, host:port.")]
 Method = Annotated[
     str, typer.Option(help="Draft by this method only, such as ngram; default: whatever the drafter does.")
 ]
@@ -134,7 +147,7 @@ def generate(
     no_speculation: NoSpeculation = False,
     address: Address = DEFAULT_ADDRESS,
     plain_text: Plain = False,
-    json_output: Json = False,
+    json_output: JsonOrError = False,
 ) -> None:
     """Generates one completion, streams it and says what speculation did for it."""
     from paceline.cli.generate import run_generate
@@ -153,18 +166,18 @@ def generate(
         num_speculative_tokens=num_speculative_tokens,
         speculation=not no_speculation,
     )
-    text = sys.stdin.read() if prompt == "-" else prompt
-    asyncio.run(
-        run_generate(
-            text,
-            options,
-            address=address,
-            chat=chat,
-            system=system,
-            colour=not plain_text,
-            json_output=json_output,
+    with errors_as_json(json_output):
+        asyncio.run(
+            run_generate(
+                read_stdin() if prompt == "-" else prompt,
+                options,
+                address=address,
+                chat=chat,
+                system=system,
+                colour=not plain_text,
+                json_output=json_output,
+            )
         )
-    )
 
 
 @app.command()
@@ -219,12 +232,13 @@ def quantize(
     model: Annotated[str, typer.Argument(help="Target: a hub id, a folder, a .gguf file or the built-in name.")],
     bits: Annotated[str, typer.Option(help="int8 (agrees best with the target) or int4 (smaller).")] = "int8",
     out_dir: Annotated[Path | None, typer.Option(help="Folder for the copy; default: one in the cache.")] = None,
-    json_output: Json = False,
+    json_output: JsonOrError = False,
 ) -> None:
     """Makes a quantised copy of a model that drafts for it on a CPU, and prints its folder."""
     from paceline.cli.quantize import run_quantize
 
-    run_quantize(model, bits, out_dir, json_output=json_output)
+    with errors_as_json(json_output):
+        run_quantize(model, bits, out_dir, json_output=json_output)
 
 
 @app.command()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 
-from paceline.cli.console import err
+from paceline.cli.console import err, read_stdin
 from paceline.cli.generate import stream
-from paceline.cli.request import RequestOptions, explaining_unreachable
+from paceline.cli.request import RequestOptions, check_address, explaining_unreachable
 from paceline.client import AsyncClient
 from paceline.text.request import ChatMessage, ChatPrompt
 
@@ -16,8 +15,10 @@ async def run_chat(options: RequestOptions, *, address: str, system: str, colour
     """Reads a line, answers, and so on, each time with the whole conversation; an empty line or its end ends it.
 
     Raises:
+        InvalidArgument: the address or a line is none.
         PacelineError: what the gateway says.
     """
+    check_address(address)
     answers = 0
     conversation = [ChatMessage("system", system)] if system else []
     async with AsyncClient(address) as client:
@@ -36,5 +37,4 @@ async def run_chat(options: RequestOptions, *, address: str, system: str, colour
 async def _read_line() -> str:
     """The next line without its end, empty at the end of the input; in a thread, so that the connection lives."""
     err().print("> ", end="", style="bold")
-    line = await asyncio.to_thread(sys.stdin.readline)
-    return str(line).strip()
+    return (await asyncio.to_thread(read_stdin, line=True)).strip()

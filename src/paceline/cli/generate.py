@@ -6,7 +6,7 @@ from rich.console import Console
 
 from paceline.cli.console import err, out, to_json
 from paceline.cli.render import Summary, coloured, legend, summary_line
-from paceline.cli.request import Completion, RequestOptions, complete
+from paceline.cli.request import Completion, RequestOptions, check_address, complete
 from paceline.client import AsyncClient
 from paceline.generation import Chunk, Started
 from paceline.text.request import ChatMessage, ChatPrompt, GenerationRequest, Prompt, TextPrompt
@@ -25,8 +25,10 @@ async def run_generate(
     """Generates and prints: the text to standard output, what was measured to standard error, or all as JSON.
 
     Raises:
+        InvalidArgument: the address is none, or no message can hold an option.
         PacelineError: what the gateway says.
     """
+    check_address(address)
     request = options.request(prompt_of(text, chat=chat, system=system))
     async with AsyncClient(address) as client:
         if json_output:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from paceline.client import AsyncClient
-from paceline.errors import Unavailable
+from paceline.errors import InvalidArgument, Unavailable
 from paceline.generation import Chunk, Evidence, Finished, Started
 from paceline.messages import FinishReason, SamplingParams, TokenOrigin
 from paceline.text.request import GenerationRequest, Prompt, SpeculationOptions
+
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+):([0-9]{1,5})")
+_UNREACHABLE = ("failed to connect", "errors resolving", "address lookup failed", "dns resolution failed")
+"""Parts of gRPC's messages, in lower case, when nobody listens at an address or its host has no such name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,17 @@ class Completion:
         return len(self.token_ids) / (self.evidence.total_ms / 1e3) if self.evidence.total_ms else 0.0
 
 
+def check_address(address: str) -> None:
+    """Refuses what can be no gateway's address, in the form that the gateway wants its replicas' addresses.
+
+    Raises:
+        InvalidArgument: it is not host:port.
+    """
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match[2]) <= 65535:
+        raise InvalidArgument(f"--address {address!r} is no address; write host:port", field="address")
+
+
 @contextmanager
 def explaining_unreachable(address: str) -> Iterator[None]:
     """Makes gRPC's words for "nobody listens there" into what a user can act on.
@@ -110,7 +126,7 @@ def explaining_unreachable(address: str) -> Iterator[None]:
     try:
         yield
     except Unavailable as error:
-        if "failed to connect" not in error.message.lower():
+        if not any(part in error.message.lower() for part in _UNREACHABLE):
             raise
         raise Unavailable(
             f"no gateway answers at {address}: start one with `paceline up`, or name another with --address"

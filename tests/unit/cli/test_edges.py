@@ -1,0 +1,145 @@
+"""What no terminal, no gateway or no message can take is one line and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli.app import app
+from paceline.cli.console import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, exit_code
+from paceline.errors import InvalidArgument, ModelError
+from paceline.generation import Chunk, Evidence, Finished, GenerationEvent, Started
+from paceline.messages import FinishReason, TokenOrigin
+from tests.fakes.scripted_gateway import ScriptedGateway, serving
+
+EVENTS: tuple[GenerationEvent, ...] = (
+    Started("s-1", "tiny", prompt_tokens=5, seed=7),
+    Chunk("日本é😀", (1,), (TokenOrigin.PLAIN,), 6, True, (4,)),
+    Finished(FinishReason.LENGTH, prompt_tokens=5, completion_tokens=1, evidence=Evidence(total_ms=100.0)),
+)
+NOWHERE = "127.0.0.1:1"
+
+
+@pytest.fixture
+def gateway() -> ScriptedGateway:
+    return ScriptedGateway(EVENTS)
+
+
+@pytest.fixture
+def address(gateway: ScriptedGateway) -> Iterator[str]:
+    with serving(gateway) as where:
+        yield where
+
+
+def shell(line: str, *arguments: str | bytes, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Runs a line of sh in which `paceline` is the program and `$@` are the arguments."""
+    line = line.replace("paceline", f"{sys.executable} -c 'from paceline.cli import main; main()'")
+    command: list[str | bytes] = ["sh", "-c", line, "sh", *arguments]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, **environment}, timeout=60, check=False)
+    assert b"Traceback" not in done.stderr
+    assert b"Exception ignored" not in done.stderr
+    return done
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "field"),
+    [
+        ("--max-tokens", "99999999999", "max_tokens"),
+        ("--top-k", "99999999999", "top_k"),
+        ("--num-speculative-tokens", "99999999999", "num_speculative_tokens"),
+        ("--seed", "9223372036854775808", "seed"),
+    ],
+)
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_numbers_that_no_message_can_hold(address: str, command: str, option: str, value: str, field: str) -> None:
+    arguments = [command, *(["hi"] if command == "generate" else []), option, value, "--address", address]
+    result = CliRunner().invoke(app, arguments, input="hi\n\n")
+    assert result.exit_code == EXIT_USAGE
+    error = result.stderr.strip().splitlines()[-1]
+    assert f"{field} is {value}; it must be at most" in error
+
+
+@pytest.mark.parametrize("encoding", ["utf-8:strict", "utf-8:surrogateescape"])
+@pytest.mark.parametrize("line", ["generate -", "chat"])
+def test_standard_input_that_is_no_text(address: str, line: str, encoding: str) -> None:
+    command = f"printf '\\377\\376abc\\n' | paceline {line} --address {address}"
+    done = shell(command, PYTHONIOENCODING=encoding)
+    assert done.returncode == EXIT_USAGE
+    assert b"error: prompt is not valid utf-8: byte 0xff of standard input" in done.stderr
+
+
+def test_an_argument_that_is_no_text(address: str) -> None:
+    done = shell('paceline generate "$@" --address ' + address, b"\xff\xfe")
+    assert done.returncode == EXIT_USAGE
+    assert b"messages[0].content is not valid Unicode: lone surrogate at character 0" in done.stderr
+
+
+@pytest.mark.parametrize("line", ["generate -", "chat"])
+def test_a_closed_standard_input(address: str, line: str) -> None:
+    done = shell(f"paceline {line} --address {address} <&-")
+    assert done.returncode == EXIT_USAGE
+    assert b"error: standard input is closed" in done.stderr
+
+
+def test_a_terminal_of_ascii_gets_escapes(address: str) -> None:
+    done = shell(f"paceline generate hi --address {address}", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert done.stdout == b"\\u65e5\\u672c\\xe9\\U0001f600\n"
+
+
+def test_json_stays_json_in_ascii(address: str) -> None:
+    done = shell(f"paceline generate hi --json --address {address}", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["text"] == "日本é😀"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+@pytest.mark.parametrize("option", ["", "--json"])
+def test_a_full_disk(address: str, option: str) -> None:
+    done = shell(f"paceline generate hi {option} --address {address} >/dev/full")
+    assert done.returncode == EXIT_FAILED
+    assert b"No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize("address", ["", "nonsense", "http://127.0.0.1:7400", "host:0", "host:70000", ":7400"])
+@pytest.mark.parametrize("command", [["generate", "hi"], ["chat"]])
+def test_what_is_no_address(command: list[str], address: str) -> None:
+    result = CliRunner().invoke(app, [*command, "--address", address])
+    assert result.exit_code == EXIT_USAGE
+    assert result.stderr == f"error: --address {address!r} is no address; write host:port\n"
+
+
+def test_a_host_without_a_name_is_told_as_one_that_does_not_answer() -> None:
+    result = CliRunner().invoke(app, ["generate", "hi", "--address", "nonsense.invalid:7400"])
+    assert result.exit_code == EXIT_UNAVAILABLE
+    assert result.stderr.startswith("error: no gateway answers at nonsense.invalid:7400")
+
+
+def test_an_error_is_an_object_for_machines(gateway: ScriptedGateway, address: str) -> None:
+    gateway.events, gateway.error = EVENTS[:2], InvalidArgument("stop is wrong", field="stop")
+    result = CliRunner().invoke(app, ["generate", "hi", "--json", "--address", address])
+    assert result.exit_code == EXIT_USAGE
+    assert json.loads(result.stdout) == {
+        "error": {"code": "invalid_argument", "message": "stop is wrong", "field": "stop"}
+    }
+    assert result.stderr == "error: stop is wrong\n"
+
+
+def test_no_gateway_is_an_object_for_machines_too() -> None:
+    result = CliRunner().invoke(app, ["generate", "hi", "--json", "--address", NOWHERE])
+    assert result.exit_code == EXIT_UNAVAILABLE
+    assert json.loads(result.stdout)["error"]["code"] == "unavailable"
+
+
+def test_a_folder_without_a_model_is_to_be_corrected_on_the_command_line(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["quantize", str(tmp_path)])
+    assert result.exit_code == EXIT_USAGE
+    assert "lacks config.json" in result.stderr
+    assert exit_code(ModelError("a row is not finite")) == EXIT_FAILED

@@ -168,15 +168,59 @@ def test_the_loss_of_the_only_verifier_ends_the_fleet(launcher: Launcher, tiny_l
 
 
 def test_a_part_that_cannot_start_is_shown_with_its_last_lines(launcher: Launcher, tiny_llama: Path) -> None:
+    process = launcher.start(tiny_llama, "--port=0", "--drafters=0", "--verifier-device=cuda:99")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "error: verifier 0 ended with exit status" in errors
+    assert "before it was ready" in errors
+    assert "cuda:99" in errors  # the verifier's own last words
+    assert "Traceback" not in errors
+
+
+def test_a_taken_port_is_told_before_the_models_are_loaded(launcher: Launcher, tiny_llama: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        process = launcher.start(tiny_llama, f"--port={other.getsockname()[1]}", "--drafters=0")
+        port = other.getsockname()[1]
+        process = launcher.start(tiny_llama, f"--port={port}", "--drafters=0")
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 2
-    assert "error: gateway ended with exit status 1 before it was ready" in errors
-    assert "cannot go on" in errors  # the gateway's own last words
+    assert f"error: --port {port} of 127.0.0.1 cannot be used" in errors
+    assert "models: preparing" not in errors
     assert "Traceback" not in errors
+
+
+def test_a_lost_redis_is_told_and_comes_back(launcher: Launcher, tiny_llama: Path) -> None:
+    up = launcher.up(tiny_llama, "--port=0", "--drafters=0")
+    (redis,) = [member for member in up.family() if member.name().startswith(("valkey", "redis"))]
+    redis.kill()
+    assert up.process.stderr is not None
+    lines = iter(up.process.stderr.readline, "")
+    assert any(line.startswith("redis: ended") for line in lines)
+    assert any(line.startswith(f"redis: ready {up.told['addresses']['redis']}") for line in lines)
+    assert len(generate(up.gateway, "abc", "--max-tokens=4")["token_ids"]) == 4
+    family = up.family()
+    up.process.send_signal(signal.SIGINT)
+    up.process.communicate(timeout=60)
+    assert up.process.returncode == 0
+    assert gone(family)
+
+
+def test_the_loss_of_the_gateway_ends_the_fleet_at_once(launcher: Launcher, tiny_llama: Path) -> None:
+    up = launcher.up(tiny_llama, "--port=0", "--drafters=0")
+    family = up.family()
+    command = [sys.executable, "-c", "from paceline.cli import main; main()", "generate", "--raw", "abc"]
+    with subprocess.Popen(
+        [*command, "--address", up.gateway], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.read(1)
+        os.kill(up.told["pids"]["gateway"], signal.SIGKILL)
+        _, errors = up.process.communicate(timeout=8)
+        running.kill()
+    assert up.process.returncode == 3
+    assert "error: gateway was ended by signal 9" in errors
+    assert gone(family)
 
 
 def test_a_model_that_is_not_there(launcher: Launcher, tmp_path: Path) -> None:
@@ -187,8 +231,16 @@ def test_a_model_that_is_not_there(launcher: Launcher, tmp_path: Path) -> None:
     assert "Traceback" not in errors
 
 
+def test_a_folder_without_a_model(launcher: Launcher, tmp_path: Path) -> None:
+    process = launcher.start(tmp_path, "--port=0")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "lacks config.json" in errors
+    assert "Traceback" not in errors
+
+
 def test_a_redis_that_is_not_there(launcher: Launcher, tiny_llama: Path) -> None:
-    process = launcher.start(tiny_llama, "--method=ngram", "--redis-url=redis://127.0.0.1:1")
+    process = launcher.start(tiny_llama, "--port=0", "--method=ngram", "--redis-url=redis://127.0.0.1:1")
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 3
     assert "error: " in errors

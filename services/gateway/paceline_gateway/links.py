@@ -5,6 +5,7 @@
 * The outbox is bounded by count and bytes; whatever has gathered during one turn of the event loop is one frame.
 * Reader and writer are separate tasks, and the reader never waits for a session: answers are never refused.
 * A stream begins with the replica's boot_id. A new one means that it has lost all sessions; the sessions are told.
+* Who waits for an answer is remembered, so that a replica that says nothing to anybody can be told from an idle one.
 * A broken link is mended with growing, jittered pauses. Sessions stay attached and are told of both.
 
 Knows nothing of rounds and drafts.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -23,7 +25,7 @@ from typing import Any
 import grpc.aio
 
 from paceline.errors import CapacityExceeded, Failure, InvalidArgument, PacelineError, Unavailable
-from paceline.messages import Close, Failed, Hello, ModelInfo
+from paceline.messages import Close, Failed, Hello, ModelInfo, Open, Opened
 from paceline.runtime.grpc_client import DEFAULT_MAX_MESSAGE_BYTES, ClientTls, open_channel
 from paceline.runtime.grpc_errors import error_from_rpc
 from paceline.runtime.outbox import Outbox
@@ -107,6 +109,8 @@ class Link:
         self._outbox = Outbox(min(self._limits.frame_bytes, max_message_bytes // 2))
         self._boot_id = ""
         self._owed_closes: dict[str, Close] = {}
+        self._unanswered: dict[str, float] = {}
+        self._heard_at = 0.0
 
     @property
     def up(self) -> bool:
@@ -117,6 +121,12 @@ class Link:
     def num_sessions(self) -> int:
         """Sessions attached."""
         return len(self._ports)
+
+    @property
+    def silent_s(self) -> float:
+        """How long the replica has said nothing although an answer is owed, in seconds; 0 while none is."""
+        oldest = next(iter(self._unanswered.values()), None)
+        return 0.0 if oldest is None else time.monotonic() - max(oldest, self._heard_at)
 
     @property
     def replica(self) -> Replica | None:
@@ -136,6 +146,7 @@ class Link:
             return
         close = Close(session, epoch)
         if self.up:
+            self._unanswered.setdefault(session, time.monotonic())
             self._outbox.put(self._codec.command_to_pb(close))
         elif len(self._owed_closes) < _MAX_OWED_CLOSES:
             self._owed_closes[session] = close
@@ -168,6 +179,8 @@ class Link:
                 field="prompt",
             )
         waiting.put(message)
+        if not isinstance(command, Open):
+            self._unanswered.setdefault(command.session, time.monotonic())
 
     # --- the owner task -----------------------------------------------------------------------------------------------
 
@@ -262,6 +275,7 @@ class Link:
         news = (state, trouble) != (self.state, self.trouble)
         self.state, self.trouble = state, trouble
         self._outbox.clear()
+        self._unanswered.clear()
         if news:
             level = logging.WARNING if was_up or state is LinkState.REFUSED else logging.INFO
             logger.log(level, "link %s: %s", state.value, trouble, extra={"replica": self.address})
@@ -272,6 +286,7 @@ class Link:
             self._changed(self.address)
 
     def _deliver(self, messages: list[Any]) -> None:
+        self._heard_at = time.monotonic()
         for message in messages:
             event: ReplicaEvent | None
             try:
@@ -282,6 +297,8 @@ class Link:
                 event = self._nonsense(message, error)
             if event is None or isinstance(event, Hello):
                 continue
+            if not isinstance(event, Opened):
+                self._unanswered.pop(event.session, None)
             port = self._ports.get(event.session)
             if port is not None:
                 port.tell(Said(self._codec.lane, self, event))

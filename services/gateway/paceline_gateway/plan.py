@@ -62,6 +62,9 @@ class Patience:
         first_verifier_s: for a verifier at the start.
         verifier_s: for a verifier when one was lost.
         return_window_s: for a lost replica, before another one is taken.
+        verifier_silence_s: for a verifier's answer, before another one is asked, at least ...
+        silence_factor: ... or this multiple of its usual time.
+        prompt_silence_s: the same while it reads all tokens: the first round, and the first one after a move.
         draft_floor_s: for a draft, at least ...
         draft_ceiling_s: ... and at most.
         draft_factor: multiple of the drafter's usual time, between these two ...
@@ -75,6 +78,9 @@ class Patience:
     first_verifier_s: float = 2.0
     verifier_s: float = 10.0
     return_window_s: float = 1.0
+    verifier_silence_s: float = 10.0
+    silence_factor: float = 20.0
+    prompt_silence_s: float = 60.0
     draft_floor_s: float = 0.05
     draft_ceiling_s: float = 1.0
     draft_factor: float = 3.0

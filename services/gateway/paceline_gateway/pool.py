@@ -1,8 +1,8 @@
 """The pool actor: the replicas of one kind, which of them work, and who gets which.
 
 A replica is ready while its link is up, which takes a handshake that it answered and that fits the gateway. A session
-gets the ready replica with the fewest sessions, or the first one that becomes ready. What the doors need to know is
-published as a frozen snapshot.
+gets the ready replica with the fewest sessions, or the first one that becomes ready; one that owes answers and says
+nothing comes last. What the doors need to know is published as a frozen snapshot.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class Pool:
         codec: their kind.
         addresses: host:port of each.
         check: whether a replica fits.
+        silence_s: a replica that owes an answer and says nothing for so long is taken only if there is no other.
         tls: how to check replicas; None for plain text.
         max_message_bytes: largest frame either way.
     """
@@ -82,12 +83,14 @@ class Pool:
         addresses: Sequence[str],
         check: Check,
         *,
+        silence_s: float = 10.0,
         tls: ClientTls | None = None,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     ) -> None:
         self.name = f"{codec.lane.value} pool"
         self._codec = codec
         self._check = check
+        self._silence_s = silence_s
         self._tls = tls
         self._max_message_bytes = max_message_bytes
         self._links: dict[str, Link] = {address: self._new_link(address) for address in addresses}
@@ -122,6 +125,10 @@ class Pool:
     def loads(self) -> dict[str, int]:
         """Sessions attached, by address."""
         return {address: link.num_sessions for address, link in self._links.items()}
+
+    def is_silent(self, address: str) -> bool:
+        """Whether the replica has owed an answer, and said nothing to anybody, for too long."""
+        return self._links[address].silent_s > self._silence_s
 
     @property
     def num_searching(self) -> int:
@@ -170,11 +177,14 @@ class Pool:
         usable = [(link, replica) for link in self._links.values() if (replica := _usable(link, find)) is not None]
         if not usable:
             return False
-        link, replica = min(usable, key=lambda pair: (pair[0].address == find.avoid, pair[0].num_sessions))
+        link, replica = min(usable, key=lambda pair: self._rank(pair[0], find))
         link.attach(find.session, find.port)
         if not find.port.tell(Found(self._codec.lane, find.find_id, replica, link)):
             link.forget(find.session)
         return True
+
+    def _rank(self, link: Link, find: FindReplica) -> tuple[bool, bool, int]:
+        return link.address == find.avoid, self.is_silent(link.address), link.num_sessions
 
     def _publish(self) -> None:
         links = self._links.values()

@@ -129,16 +129,21 @@ class GatewayService:
             ) from error
 
     def _make_pools(self, fitness: Fitness) -> tuple[Pool, Pool]:
-        def pool(codec: LinkCodec, addresses: Sequence[str]) -> Pool:
+        def pool(codec: LinkCodec, addresses: Sequence[str], silence_ms: int) -> Pool:
             return Pool(
                 codec,
                 addresses,
                 functools.partial(fitness.check, codec.lane),
+                silence_s=silence_ms / 1000,
                 tls=self._settings.client_tls,
                 max_message_bytes=self._settings.max_message_bytes,
             )
 
-        return pool(VERIFIER_CODEC, self._settings.verifiers), pool(DRAFTER_CODEC, self._settings.drafters)
+        settings = self._settings
+        return (
+            pool(VERIFIER_CODEC, settings.verifiers, settings.verifier_silence_ms),
+            pool(DRAFTER_CODEC, settings.drafters, settings.drafter_silence_ms),
+        )
 
     async def _wait_for_replicas(self, verifiers: Pool, drafters: Pool) -> None:
         """Gives replicas a moment, so that the first requests find them; serves without them if need be."""

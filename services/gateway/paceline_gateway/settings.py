@@ -69,6 +69,10 @@ class GatewaySettings(ServiceSettings):
     """How long a running generation waits for a verifier after it lost its own, in milliseconds."""
     return_window_ms: int = Field(default=1_000, ge=0)
     """How long a generation waits for a lost replica before it moves to another, in milliseconds."""
+    verifier_silence_ms: int = Field(default=10_000, ge=1)
+    """A verifier that owes an answer for so long, or 20 times its usual time, is left for another, in milliseconds."""
+    verifier_prompt_silence_ms: int = Field(default=60_000, ge=1)
+    """The same while it reads a whole session: the first round and the first one after a move, in milliseconds."""
     draft_wait_floor_ms: int = Field(default=50, ge=0)
     """Least time to wait for a draft, in milliseconds; else thrice the drafter's usual time or twice the verifier's."""
     draft_wait_ceiling_ms: int = Field(default=1_000, ge=0)
@@ -128,6 +132,8 @@ class GatewaySettings(ServiceSettings):
             first_verifier_s=self.verifier_wait_ms / 1000,
             verifier_s=self.verifier_patience_ms / 1000,
             return_window_s=self.return_window_ms / 1000,
+            verifier_silence_s=self.verifier_silence_ms / 1000,
+            prompt_silence_s=self.verifier_prompt_silence_ms / 1000,
             draft_floor_s=self.draft_wait_floor_ms / 1000,
             draft_ceiling_s=self.draft_wait_ceiling_ms / 1000,
             drafter_silence_s=self.drafter_silence_ms / 1000,

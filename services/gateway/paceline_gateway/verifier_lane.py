@@ -2,6 +2,9 @@
 
 At most one `Verify` is outstanding. It is said again, word for word, after a broken link, an eviction or a move; the
 replica answers a round that it has answered before from memory. Rounds count within the session's epoch.
+
+A replica that owes an answer for too long, frozen or cut off without a word, is left for another one. If there is no
+other, the session opens again on the same one, each time after a longer wait.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from paceline_gateway.plan import GenerationPlan, Patience
 _EWMA_WEIGHT = 0.3
 _MAX_REPAIRS = 6
 """Misunderstandings in a row about one round before the session gives up."""
+_MAX_SILENCE_DOUBLINGS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +71,15 @@ class VerifierLane:
         self._retry_at: float | None = None
         self._move = False
         self._reopen = False
+        self._opened = False
+        self._reading = True
+        self._typical_is_reading = True
+        self._silences = 0
         self.attachment = Attachment(Lane.VERIFIER, patience.return_window_s, effects)
         self.outstanding: Verify | None = None
         self.kv_len = 0
         self.typical_s: float | None = None
-        """Running mean of a round trip; before the second round, the first one's, which reads the prompt."""
+        """Running mean of a round trip; of one that reads all tokens only until there was another kind."""
 
     @property
     def idle(self) -> bool:
@@ -88,11 +96,26 @@ class VerifierLane:
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
         since = self.attachment.without_since
-        times = [self.attachment.deadline, self._retry_at, None if since is None else since + self._patience_s()]
+        no_verifier_ends = None if since is None else since + self._patience_s()
+        times = [self.attachment.deadline, self._retry_at, no_verifier_ends, self._silence_ends]
         return min((time for time in times if time is not None), default=None)
 
     def _patience_s(self) -> float:
         return self._patience.verifier_s if self._round else self._patience.first_verifier_s
+
+    @property
+    def _silence_ends(self) -> float | None:
+        """When the replica has owed its answer for too long; None while it owes none."""
+        if self.outstanding is None or not self.attachment.live or self._retry_at is not None:
+            return None
+        patience = self._patience
+        factor = 1.0 if self._typical_is_reading else patience.silence_factor
+        bound_s = max(patience.verifier_silence_s, factor * (self.typical_s or 0.0))
+        if self._reading and self._opened:
+            bound_s = max(bound_s, patience.prompt_silence_s)
+        # Opening again throws away what the replica has read: one that is only slow must not be asked for ever.
+        doublings = min(max(0, self._silences - 1), _MAX_SILENCE_DOUBLINGS)
+        return self._sent_at + bound_s * float(1 << doublings)
 
     # --- what happens to the replica ----------------------------------------------------------------------------------
 
@@ -126,6 +149,9 @@ class VerifierLane:
         if since is not None and now >= since + self._patience_s():
             waited_s = now - since
             raise Unavailable(f"no verifier of model {self._plan.model!r} for {waited_s:.1f} s; try again later")
+        if self._silence_ends is not None and now >= self._silence_ends:
+            self._silences += 1
+            self.attachment.seek(now, avoid=self.attachment.address)
         if self._retry_at is not None and now >= self._retry_at and self.attachment.live:
             self._retry_at = None
             if self._move:
@@ -166,7 +192,8 @@ class VerifierLane:
         self._effects.append(Send(Lane.VERIFIER, command))
 
     def _open_and_repeat(self, now: float) -> None:
-        self._reopen = False
+        self._reopen = self._opened = False
+        self._reading = True
         self._effects.append(Send(Lane.VERIFIER, self._plan.opening(self._log)))
         self._repeat(now)
 
@@ -177,6 +204,7 @@ class VerifierLane:
         if isinstance(event, Verified):
             return self._verdict(event, now)
         if isinstance(event, Opened):
+            self._opened = True
             self.kv_len = event.kv_len
         elif isinstance(event, Failed):
             return self._failed(event, now)
@@ -190,16 +218,22 @@ class VerifierLane:
             return None  # late, or twice
         _check_verdict(event, command)
         self.outstanding = None
-        self._repairs = self._refusals = 0
+        self._repairs = self._refusals = self._silences = 0
         self._retry_at = None
         self._move = False
         self.kv_len = event.kv_len
         took = now - self._sent_at
-        if self.typical_s is None or command.round <= 2:
-            self.typical_s = took
-        else:
-            self.typical_s += _EWMA_WEIGHT * (took - self.typical_s)
+        self._learn_typical(took)
         return Verdict(command.block, event, took)
+
+    def _learn_typical(self, took: float) -> None:
+        """A round that reads all tokens tells little of the next one, and counts only until another kind was seen."""
+        if self.typical_s is None or self._typical_is_reading:
+            self.typical_s = took
+            self._typical_is_reading = self._reading
+        elif not self._reading:
+            self.typical_s += _EWMA_WEIGHT * (took - self.typical_s)
+        self._reading = False
 
     def _misunderstood(self, event: NeedTokens | Evicted | Failed, now: float) -> None:
         command = self.outstanding
@@ -214,6 +248,7 @@ class VerifierLane:
                 f"{self._repairs} times with {type(event).__name__}; its log says why"
             )
         if isinstance(event, NeedTokens):
+            self._reading = True
             self._repeat(now, self._log.slice(min(event.have_len, command.base_len), command.base_len))
         else:
             self._open_and_repeat(now)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 from paceline_gateway.servicer import GenerationServicer
 
@@ -25,6 +26,7 @@ from paceline.errors import (
 from paceline.generation import Started
 from paceline.messages import SamplingParams
 from paceline.runtime.grpc_client import open_channel
+from paceline.runtime.grpc_errors import error_from_rpc
 from paceline.text.request import ChatMessage, ChatPrompt, SpeculationOptions, TextPrompt, TokenPrompt
 from paceline.v1 import gateway_pb2
 from paceline.v1.gateway_pb2_grpc import GenerationStub
@@ -326,6 +328,24 @@ async def test_a_poisoned_request_hurts_only_itself(tmp_path: Path) -> None:
             await generate(client, fleet.request([9, 1, 2]))
         assert caught.value.code == "model_error"
         assert (await generate(client, fleet.request(PROMPT))).tokens == plain_tokens(LAW, PROMPT, 20)
+
+
+@pytest.mark.parametrize("rpc", ["Generate", "GetSession", "ListModels"])
+async def test_bytes_that_are_no_message_are_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, rpc: str
+) -> None:
+    async with Fleet.start(tmp_path, LAW) as fleet, open_channel(fleet.address) as channel:
+        method, garbage = f"/paceline.v1.Generation/{rpc}", b"\xff\xff garbage"
+        streams: Any = channel.unary_stream(method)  # the stubs do not know of calls without a serializer
+        single: Any = channel.unary_unary(method)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await (streams(garbage).read() if rpc == "Generate" else single(garbage))
+        error = error_from_rpc(caught.value)
+        assert isinstance(error, InvalidArgument)
+        assert (error.field, "protobuf" in error.message) == ("request", True)
+        assert not [record for record in caplog.records if record.exc_info]
+        async with fleet.client() as client:
+            assert (await generate(client, fleet.request(PROMPT))).tokens == plain_tokens(LAW, PROMPT, 20)
 
 
 async def test_a_gateway_that_is_starting_says_so() -> None:

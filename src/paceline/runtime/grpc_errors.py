@@ -14,9 +14,18 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
-from paceline.errors import Cancelled, DeadlineExceeded, Failure, PacelineError, Unavailable, from_failure
+from paceline.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Failure,
+    InvalidArgument,
+    PacelineError,
+    Unavailable,
+    from_failure,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +84,11 @@ def _failure_from_status(status: status_pb2.Status) -> Failure | None:
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Lets servicers raise `PacelineError`; anything else becomes INTERNAL without its text, and is logged."""
+    """Lets servicers raise `PacelineError`; anything else becomes INTERNAL without its text, and is logged.
+
+    The single request of an rpc is parsed in here too, so that bytes which are no message are refused like any other
+    bad request. The frames of a stream are parsed by whoever reads them.
+    """
 
     async def intercept_service(
         self,
@@ -101,16 +114,26 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 if handler.request_streaming
                 else grpc.unary_unary_rpc_method_handler
             )
-        wrapped = _wrap(getattr(handler, kind), method)
-        return make(wrapped, handler.request_deserializer, handler.response_serializer)
+        behavior, deserializer = getattr(handler, kind), handler.request_deserializer
+        if handler.request_streaming:
+            return make(_wrap(behavior, method), deserializer, handler.response_serializer)
+        return make(_wrap(behavior, method, deserializer), None, handler.response_serializer)
 
 
-def _wrap(behavior: Callable[..., Any], method: str | None) -> Callable[..., Any]:
+def _as_it_is(request: Any) -> Any:
+    return request
+
+
+def _wrap(
+    behavior: Callable[..., Any], method: str | None, parse: Callable[[Any], Any] | None = None
+) -> Callable[..., Any]:
+    parse = parse or _as_it_is
+
     if inspect.isasyncgenfunction(behavior):
 
         async def stream(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             try:
-                async for response in behavior(request, context):
+                async for response in behavior(parse(request), context):
                     yield response
             except Exception as error:
                 await _abort_with(error, context, method)
@@ -119,7 +142,7 @@ def _wrap(behavior: Callable[..., Any], method: str | None) -> Callable[..., Any
 
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
-            return await behavior(request, context)
+            return await behavior(parse(request), context)
         except Exception as error:
             await _abort_with(error, context, method)
 
@@ -129,6 +152,8 @@ def _wrap(behavior: Callable[..., Any], method: str | None) -> Callable[..., Any
 async def _abort_with(error: Exception, context: grpc.aio.ServicerContext[Any, Any], method: str | None) -> None:
     if isinstance(error, grpc.aio.AbortError):
         raise error
+    if isinstance(error, DecodeError):
+        error = InvalidArgument(f"the request is not the protobuf message of this rpc: {error}", field="request")
     if not isinstance(error, PacelineError):
         logger.error("unexpected error in a handler", exc_info=error, extra={"method": method})
         error = PacelineError("internal error; the server's log has the details")

@@ -23,6 +23,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
 MAX_PENALTY = 2.0
 MAX_TEMPERATURE = 100.0
+MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 100.0
 
 _SESSION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -207,7 +208,7 @@ def validate_sampling(sampling: SamplingParams, *, vocab_size: int, limits: Requ
     _check_range("temperature", sampling.temperature, 0, MAX_TEMPERATURE)
     _check_range("top_p", sampling.top_p, 0, 1, above_low=True)
     _check_range("min_p", sampling.min_p, 0, 1)
-    _check_range("repetition_penalty", sampling.repetition_penalty, 0, MAX_REPETITION_PENALTY, above_low=True)
+    _check_range("repetition_penalty", sampling.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
     _check_range("presence_penalty", sampling.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
     _check_range("frequency_penalty", sampling.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
     if not 0 <= sampling.top_k <= _INT32_MAX:

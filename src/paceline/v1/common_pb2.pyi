@@ -94,13 +94,17 @@ class SamplingParams(_message.Message):
     min_p: _builtins.float
     """Keep tokens with at least min_p times the best token's probability; in [0, 1]. Default 0."""
     repetition_penalty: _builtins.float
-    """Divides positive and multiplies negative logits of tokens seen in prompt or output; above 0. Default 1.0."""
+    """Divides positive and multiplies negative logits of tokens seen in prompt or output; in [0.01, 100].
+    Default 1.0.
+    """
     presence_penalty: _builtins.float
     """Subtracted once from tokens seen in the output. Default 0."""
     frequency_penalty: _builtins.float
     """Subtracted per occurrence in the output. Default 0."""
     min_tokens: _builtins.int
-    """End-of-sequence and stop ids are masked until this many tokens of output exist. Default 0."""
+    """End-of-sequence and stop ids are masked until this many tokens of output exist, and stop strings do not end the
+    generation. Default 0.
+    """
     ignore_eos: _builtins.bool
     """Do not end at the model's end-of-sequence tokens. Default false."""
     top_logprobs: _builtins.int

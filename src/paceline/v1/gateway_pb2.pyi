@@ -149,7 +149,9 @@ class GenerateRequest(_message.Message):
     def sampling(self) -> _common_pb2.SamplingParams: ...
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Strings that end the generation; none of their text is sent."""
+        """Strings that end the generation; none of their text is sent. One that is completed before `sampling.min_tokens`
+        tokens exist does not end it, and its text is sent.
+        """
 
     @_builtins.property
     def speculation(self) -> Global___SpeculationOptions: ...
@@ -213,7 +215,7 @@ class ChatMessage(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """"system", "user" or "assistant"."""
+    """"system", "user", "assistant" or "tool"; what becomes of it the model's chat template decides."""
     content: _builtins.str
     def __init__(
         self,

@@ -96,7 +96,7 @@ def up(
     method: Annotated[str, typer.Option(help="draft_model, ngram, or a chain such as ngram,draft_model.")] = (
         "draft_model"
     ),
-    num_speculative_tokens: Annotated[int, typer.Option(min=0, help="Draft tokens per block.")] = 6,
+    num_speculative_tokens: Annotated[int, typer.Option(min=0, help="Draft tokens per block.")] = 4,
     verifiers: Annotated[int, typer.Option(min=1, help="Verifier processes.")] = 1,
     drafters: Annotated[int, typer.Option(min=0, help="Drafter processes; 0 decodes plainly.")] = 1,
     verifier_device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",

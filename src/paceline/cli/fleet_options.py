@@ -22,8 +22,7 @@ class FleetOptions:
         model: the target, as `paceline.model_source` understands it.
         drafter_model: the draft model; "int8" or "int4" for a quantised copy of the target.
         method: drafting methods, first one first, such as "ngram,draft_model".
-        num_speculative_tokens: block size. More than the gateway's own default: the default drafter, a copy of the
-            target, agrees nine times in ten.
+        num_speculative_tokens: block size.
         verifiers: number of verifier processes.
         drafters: number of drafter processes; 0 decodes plainly.
         verifier_device: cpu, cuda or cuda:N.
@@ -39,7 +38,7 @@ class FleetOptions:
     model: str = DEFAULT_MODEL
     drafter_model: str = "int8"
     method: str = "draft_model"
-    num_speculative_tokens: int = 6
+    num_speculative_tokens: int = 4
     verifiers: int = 1
     drafters: int = 1
     verifier_device: str = "cpu"

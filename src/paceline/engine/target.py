@@ -22,10 +22,10 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.engine.blocks import EMPTY_CUT, CutBlock, cut_block
-from paceline.engine.kv.pool import SequenceKV
+from paceline.engine.blocks import EMPTY_CUT, cut_block
 from paceline.engine.runner import ModelRunner, SequencePass
 from paceline.engine.sampling import JudgeRequest, Verdict, judge
+from paceline.engine.target_session import Part, Session, Work
 from paceline.errors import CapacityExceeded, ConfigurationError, InvalidArgument, ModelError, PacelineError
 from paceline.messages import (
     AcceptanceRule,
@@ -34,7 +34,6 @@ from paceline.messages import (
     NeedTokens,
     Open,
     Opened,
-    SamplingParams,
     Timing,
     Verified,
     Verify,
@@ -57,44 +56,6 @@ class TargetOptions:
     max_batch_tokens: int = 512
     max_draft_tokens: int = 32
     prefill_share: float = 0.25
-
-
-@dataclass(slots=True, eq=False)
-class _Work:
-    """One submitted command and what its passes have cost so far."""
-
-    command: Verify
-    cut: CutBlock
-    submitted_ns: int
-    started_ns: int = 0
-    forward_ns: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Session:
-    """One open session."""
-
-    epoch: int
-    log: TokenLog
-    kv: SequenceKV
-    sampling: SamplingParams
-    generation_start: int
-    work: _Work | None = None
-
-    @property
-    def missing_rows(self) -> int:
-        """Rows to be computed before the pending token is fed."""
-        return len(self.log) - 1 - self.kv.num_rows
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What one session does in a pass; `judged` when its block is in it."""
-
-    session: _Session
-    work: _Work
-    sequence: SequencePass
-    judged: bool
 
 
 class TargetEngine:
@@ -129,7 +90,7 @@ class TargetEngine:
         self._eos_token_ids = eos_token_ids
         self._vocab_size = min(vocab_size or runner.info.vocab_size, runner.info.vocab_size)
         self._max_model_len = runner.info.max_model_len
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, Session] = {}
         self._queue: dict[str, None] = {}  # sessions with work, in order of submission
 
     # --- facts ----------------------------------------------------------------------------------------------------
@@ -153,11 +114,6 @@ class TargetEngine:
     def has_work(self) -> bool:
         """Whether `step` has something to do."""
         return bool(self._queue)
-
-    @property
-    def kv_rows(self) -> int:
-        """Key/value rows that hold tokens of sessions."""
-        return sum(session.kv.num_rows for session in self._sessions.values())
 
     @property
     def kv_pages_in_use(self) -> int:
@@ -189,7 +145,7 @@ class TargetEngine:
         if held is not None:
             kv.rollback(min(common_prefix_len(held.log.tokens, log.tokens), len(log) - 1))
             self._queue.pop(command.session, None)
-        self._sessions[command.session] = _Session(command.epoch, log, kv, command.sampling, command.generation_start)
+        self._sessions[command.session] = Session(command.epoch, log, kv, command.sampling, command.generation_start)
         return Opened(command.session, command.epoch, kv_len=kv.num_rows, cached_len=kv.num_rows)
 
     def submit(self, command: Verify) -> NeedTokens | Evicted | Failed | None:
@@ -222,7 +178,7 @@ class TargetEngine:
             max_nodes=self.options.max_draft_tokens,
             max_depth=self._max_model_len - command.base_len - 1,
         )
-        session.work = _Work(command, cut, time.monotonic_ns())
+        session.work = Work(command, cut, time.monotonic_ns())
         self._queue.pop(command.session, None)
         self._queue[command.session] = None
         return None
@@ -250,7 +206,7 @@ class TargetEngine:
         results = self._forward(parts)
         forward_ns = time.monotonic_ns() - started_ns
         num_tokens = sum(part.sequence.num_tokens for part in parts)
-        judged: list[tuple[_Part, torch.Tensor]] = []
+        judged: list[tuple[Part, torch.Tensor]] = []
         for part, result in zip(parts, results, strict=True):
             part.work.forward_ns += forward_ns
             if isinstance(result, ModelError):
@@ -310,16 +266,16 @@ class TargetEngine:
             )
         self._check_ids(command.catch_up, "catch_up")
 
-    def _schedule(self, answers: list[Verified | Failed]) -> list[_Part]:
+    def _schedule(self, answers: list[Verified | Failed]) -> list[Part]:
         """Chooses the parts of the next pass and reserves their rows; work that does not fit the pool is failed."""
-        ready: list[_Session] = []
-        behind: list[_Session] = []
+        ready: list[Session] = []
+        behind: list[Session] = []
         for name in self._queue:
             session = self._sessions[name]
             (behind if session.missing_rows else ready).append(session)
         budget = self.options.max_batch_tokens
         kept_back = int(budget * self.options.prefill_share) if behind else 0
-        parts: list[_Part] = []
+        parts: list[Part] = []
         for session in [*ready, *behind]:
             left = budget - (0 if session.missing_rows else kept_back)
             part = self._part(session, left, first=not parts, answers=answers)
@@ -328,7 +284,7 @@ class TargetEngine:
                 budget -= part.sequence.num_tokens
         return parts
 
-    def _part(self, session: _Session, budget: int, *, first: bool, answers: list[Verified | Failed]) -> _Part | None:
+    def _part(self, session: Session, budget: int, *, first: bool, answers: list[Verified | Failed]) -> Part | None:
         """The session's part of a pass of `budget` more tokens; None when there is no room for it."""
         work = session.work
         if work is None:
@@ -351,9 +307,9 @@ class TargetEngine:
         tree = work.cut.tree if judged else EMPTY_CUT.tree
         tokens = session.log.slice(rows, length if judged else rows + num_chain)
         num_logits = 1 + tree.num_draft_tokens if judged else 0
-        return _Part(session, work, SequencePass(session.kv, tokens, tree, num_logits), judged)
+        return Part(session, work, SequencePass(session.kv, tokens, tree, num_logits), judged)
 
-    def _reserve_block(self, session: _Session, work: _Work, missing: int) -> None:
+    def _reserve_block(self, session: Session, work: Work, missing: int) -> None:
         """Makes room for missing rows, root and block; without the block if the pool is too full for it."""
         try:
             session.kv.reserve(missing + 1 + work.cut.tree.num_draft_tokens)
@@ -363,7 +319,7 @@ class TargetEngine:
             work.cut = EMPTY_CUT
             session.kv.reserve(missing + 1)
 
-    def _forward(self, parts: Sequence[_Part]) -> list[torch.Tensor | ModelError]:
+    def _forward(self, parts: Sequence[Part]) -> list[torch.Tensor | ModelError]:
         """Runs the pass; if it breaks, each part alone, so that one session's poison hurts no other."""
         try:
             return list(self._runner.forward([part.sequence for part in parts]))
@@ -372,7 +328,7 @@ class TargetEngine:
                 return [ModelError(f"the forward pass failed: {type(error).__name__}: {error}")]
         return [result for part in parts for result in self._forward([part])]
 
-    def _judge_request(self, part: _Part, logits: torch.Tensor) -> JudgeRequest:
+    def _judge_request(self, part: Part, logits: torch.Tensor) -> JudgeRequest:
         session = part.session
         return JudgeRequest(
             logits=logits,
@@ -385,7 +341,7 @@ class TargetEngine:
         )
 
     def _finish(
-        self, part: _Part, verdict: Verdict | ModelError, num_sessions: int, num_tokens: int
+        self, part: Part, verdict: Verdict | ModelError, num_sessions: int, num_tokens: int
     ) -> Verified | Failed:
         """Keeps what was accepted and answers the command."""
         session, work = part.session, part.work
@@ -414,13 +370,13 @@ class TargetEngine:
             timing=timing,
         )
 
-    def _fail(self, session: _Session, work: _Work, error: PacelineError) -> Failed:
+    def _fail(self, session: Session, work: Work, error: PacelineError) -> Failed:
         """Ends one command with an error; its session gives its rows back, so that others can go on."""
         session.kv.rollback(0)
         self._done(session, work)
         return _failed(work.command, error)
 
-    def _done(self, session: _Session, work: _Work) -> None:
+    def _done(self, session: Session, work: Work) -> None:
         session.work = None
         self._queue.pop(work.command.session, None)
 

@@ -15,7 +15,7 @@ from paceline.engine.loader import load_model
 from paceline.engine.transformers_runner import RunnerOptions, TransformersRunner
 from paceline.errors import CapacityExceeded
 from paceline.messages import SamplingParams
-from tests.unit.drafting.conftest import TINY_CONTEXT, TINY_VOCAB
+from tests.integration.drafting.conftest import TINY_CONTEXT, TINY_VOCAB
 from tests.unit.drafting.rounds import GREEDY, HOT, SAMPLED, Target, draft, speculate
 
 PROMPT = (1, 12, 53, 4, 95, 6, 77)

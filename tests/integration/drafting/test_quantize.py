@@ -13,7 +13,7 @@ from paceline import quantize as quantize_module
 from paceline.errors import ConfigurationError, ModelError
 from paceline.quantize import Bits, Provenance, builder_options, quantize, quantized_dir, read_provenance
 from paceline.text.tokenizer import Tokenizer
-from tests.unit.drafting.conftest import write_tiny_llama
+from tests.integration.drafting.conftest import write_tiny_llama
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from paceline.drafting.onnx_runner import OnnxDraftRunner, is_onnx_model
 from paceline.engine.sampling import DraftRow, draft_tokens
 from paceline.errors import CapacityExceeded, ConfigurationError, ModelError
 from paceline.messages import SamplingParams
-from tests.unit.drafting.conftest import TINY_CONTEXT, TINY_VOCAB
+from tests.integration.drafting.conftest import TINY_CONTEXT, TINY_VOCAB
 from tests.unit.drafting.rounds import GREEDY, HOT, SAMPLED, draft
 
 PROMPT = (1, 12, 53, 4, 95, 6, 77)

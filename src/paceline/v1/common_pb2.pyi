@@ -399,7 +399,7 @@ class Open(_message.Message):
     """To a drafter: draft by this one of its methods only; empty leaves it to the drafter. Verifiers ignore it."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """All committed tokens."""
+        """All committed tokens, at most 2^20."""
 
     @_builtins.property
     def sampling(self) -> Global___SamplingParams: ...

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import grpc.aio
+
 from paceline.client import AsyncClient
 from paceline.errors import InvalidArgument, Unavailable
 from paceline.generation import Chunk, Evidence, Finished, Started
@@ -118,7 +120,7 @@ def check_address(address: str) -> None:
 
 @contextmanager
 def explaining_unreachable(address: str) -> Iterator[None]:
-    """Makes gRPC's words for "nobody listens there" into what a user can act on.
+    """Makes gRPC's words for "nobody listens there" into what a user can act on; a gateway's own words stay.
 
     Raises:
         Unavailable: nobody listens at the address.
@@ -126,11 +128,19 @@ def explaining_unreachable(address: str) -> Iterator[None]:
     try:
         yield
     except Unavailable as error:
-        if not any(part in error.message.lower() for part in _UNREACHABLE):
+        if not _is_unreachable(error):
             raise
         raise Unavailable(
             f"no gateway answers at {address}: start one with `paceline up`, or name another with --address"
         ) from error
+
+
+def _is_unreachable(error: Unavailable) -> bool:
+    """Whether the connection failed. A gateway may use the same words about a replica, but sends trailers."""
+    cause = error.__cause__
+    if not isinstance(cause, grpc.aio.AioRpcError) or cause.trailing_metadata():
+        return False
+    return any(part in error.message.lower() for part in _UNREACHABLE)
 
 
 async def complete(

@@ -64,12 +64,14 @@ class Child:
         return self._process is not None and self._process.returncode is not None
 
     async def start(self) -> None:
-        """Starts the process; its output goes to the log file.
+        """Starts the process; its output goes to the log file, which is emptied first.
 
         Raises:
             ConfigurationError: the program cannot be run.
         """
         self.spec.ready_file.unlink(missing_ok=True)
+        # What an earlier run left would be shown as the end of this one. Appending lets two processes share a file.
+        self.spec.log_file.write_bytes(b"")
         with self.spec.log_file.open("ab") as log:
             try:
                 self._process = await asyncio.create_subprocess_exec(

@@ -76,6 +76,14 @@ async def test_a_child_that_dies_at_start_shows_its_last_lines(tmp_path: Path) -
     await child.stop(1)
 
 
+async def test_a_log_holds_the_last_start_only(tmp_path: Path) -> None:
+    for words in ("the first reason", "another one"):
+        child = make_child(tmp_path, f"raise SystemExit({words!r})")
+        await child.start()
+        await child.wait_ended()
+        assert child.last_lines() == f"  {words}"
+
+
 async def test_a_silent_child_times_out(tmp_path: Path) -> None:
     child = make_child(tmp_path, "import signal; signal.pause()")
     await child.start()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from paceline import __version__
 from paceline.cli.console import (
@@ -21,6 +21,7 @@ from paceline.cli.console import (
 )
 from paceline.cli.fleet_options import DEFAULT_ADDRESS, DEFAULT_MODEL, DEFAULT_PORT, FleetOptions
 from paceline.cli.serve import ServiceName
+from paceline.drafting.method import METHOD_NAMES
 from paceline.errors import PacelineError
 
 
@@ -93,10 +94,10 @@ def up(
     drafter_model: Annotated[
         str, typer.Option(help="Draft model: int8 or int4 for a quantised copy of the target, or as --model.")
     ] = "int8",
-    method: Annotated[str, typer.Option(help="draft_model, ngram, or a chain such as ngram,draft_model.")] = (
-        "draft_model"
-    ),
-    num_speculative_tokens: Annotated[int, typer.Option(min=0, help="Draft tokens per block.")] = 4,
+    method: Annotated[
+        str, typer.Option(help=f"One of {', '.join(METHOD_NAMES)}, or a chain such as ngram,draft_model.")
+    ] = "draft_model",
+    num_speculative_tokens: Annotated[int, typer.Option(min=0, help="Draft tokens per block; 0: no drafter.")] = 4,
     verifiers: Annotated[int, typer.Option(min=1, help="Verifier processes.")] = 1,
     drafters: Annotated[int, typer.Option(min=0, help="Drafter processes; 0 decodes plainly.")] = 1,
     verifier_device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
@@ -215,7 +216,19 @@ def chat(
     asyncio.run(run_chat(options, address=address, system=system, colour=not plain_text))
 
 
+class _HelpBeforeService(TyperCommand):
+    """Answers `--help` in the service's place; behind its name it is the service's own."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Prints the help, or reads the arguments."""
+        if args[:1] == ["--help"]:
+            typer.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
+
 @app.command(
+    cls=_HelpBeforeService,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def serve(

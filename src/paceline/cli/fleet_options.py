@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cli.cores import is_cpu
+from paceline.drafting.method import METHOD_NAMES
 from paceline.errors import InvalidArgument
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -75,10 +76,11 @@ class FleetOptions:
             raise InvalidArgument(f"--verifiers is {self.verifiers}: at least 1 is needed", field="verifiers")
         if self.drafters < 0:
             raise InvalidArgument(f"--drafters is {self.drafters}: 0 or more", field="drafters")
-        unknown = set(self.methods) - {"draft_model", "ngram"}
+        unknown = set(self.methods) - set(METHOD_NAMES)
         if unknown or not self.methods:
             raise InvalidArgument(
-                f"--method {self.method!r}: a comma-separated list of draft_model and ngram", field="method"
+                f"--method {self.method!r}: a comma-separated list of {', '.join(METHOD_NAMES)}",
+                field="method",
             )
         if self.copy_bits and not is_cpu(self.drafter_device):
             raise InvalidArgument(

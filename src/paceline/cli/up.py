@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.table import Table
@@ -35,6 +35,9 @@ def run_up(options: FleetOptions, *, json_output: bool) -> int:
         The exit code: 0 after a stop that was asked for, 130 when the start was interrupted, else that of the error.
     """
     options.check()
+    if options.drafters and not options.num_speculative_tokens:
+        err().print("--num-speculative-tokens 0: no drafter is started, decoding is plain")
+        options = replace(options, drafters=0)
     return asyncio.run(_run_up(options, json_output))
 
 

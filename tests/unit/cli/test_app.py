@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,6 +133,18 @@ def test_no_gateway_is_one_line_and_exit_code_3(arguments: list[str]) -> None:
     )
 
 
+@pytest.mark.parametrize("arguments", [["generate", "Why?"], ["chat"]])
+def test_a_gateway_without_its_verifier_says_so_in_its_own_words(
+    gateway: ScriptedGateway, address: str, arguments: list[str]
+) -> None:
+    words = "no verifier of model tiny is there (127.0.0.1:1: failed to connect to all addresses)"
+    gateway.events, gateway.error = (), Unavailable(words)
+    result = CliRunner().invoke(app, [*arguments, "--address", address], input="Why?\n\n")
+    assert result.exit_code == EXIT_UNAVAILABLE
+    assert result.stderr.endswith(f"error: {words}\n")
+    assert "no gateway" not in result.stderr
+
+
 def test_what_the_gateway_refuses_is_one_line(gateway: ScriptedGateway, address: str) -> None:
     gateway.events, gateway.error = (), InvalidArgument("max_tokens is -1: at least 1", field="max_tokens")
     result = CliRunner().invoke(app, ["generate", "Why?", "--max-tokens", "-1", "--address", address])
@@ -187,11 +200,37 @@ def test_up_defaults_are_those_of_the_options(monkeypatch: pytest.MonkeyPatch) -
     assert seen == [FleetOptions()]
 
 
+def test_up_without_draft_tokens_starts_no_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[FleetOptions] = []
+
+    async def run(options: FleetOptions, _json_output: bool) -> int:
+        seen.append(options)
+        return 0
+
+    monkeypatch.setattr("paceline.cli.up._run_up", run)
+    result = CliRunner().invoke(app, ["up", "--num-speculative-tokens", "0"])
+    assert result.exit_code == 0
+    assert [options.drafters for options in seen] == [0]
+    assert result.stderr == "--num-speculative-tokens 0: no drafter is started, decoding is plain\n"
+
+
+def test_the_command_line_does_not_import_torch() -> None:
+    program = "import sys, paceline.cli.app; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
 def test_serve_passes_flags_through(monkeypatch: pytest.MonkeyPatch) -> None:
     executed: list[tuple[str, ...]] = []
     monkeypatch.setattr(os, "execv", lambda _path, command: executed.append(tuple(command)))
     CliRunner().invoke(app, ["serve", "verifier", "--model", "m", "--port=1", "--help"])
     assert executed == [(sys.executable, "-m", "paceline_verifier", "--model", "m", "--port=1", "--help")]
+
+
+def test_serve_has_help_of_its_own() -> None:
+    result = CliRunner().invoke(app, ["serve", "--help"])
+    assert result.exit_code == 0
+    assert "gateway" in result.stdout
+    assert "verifier" in result.stdout
 
 
 def test_serve_says_when_a_service_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from paceline.cli.child import ChildSpec
 from paceline.cli.fleet_commands import FleetCommands
 from paceline.cli.fleet_options import FleetOptions
 from paceline.cli.prepare import Prepared
+from paceline.drafting.method import METHOD_NAMES
 from paceline.errors import InvalidArgument
 from paceline.runtime.settings import load_settings
 
@@ -103,6 +104,11 @@ def test_a_fallback_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = commands(FleetOptions(method="ngram,draft_model"), monkeypatch)
     drafter = load_settings(DrafterSettings, arguments(plan.drafters()[0]))
     assert drafter.method == ("ngram", "draft_model")
+
+
+@pytest.mark.parametrize("method", METHOD_NAMES)
+def test_every_method_that_can_be_built_can_be_asked_for(method: str) -> None:
+    FleetOptions(method=method).check()
 
 
 @pytest.mark.parametrize(

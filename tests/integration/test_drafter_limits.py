@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from paceline_drafter.draft_actor import DraftLimits
+from paceline_drafter.load import load_replica
+from paceline_drafter.settings import DrafterSettings
 
 from paceline.messages import Drafted, Failed, Opened
 from paceline.token_log import MAX_SESSION_TOKENS
@@ -60,3 +64,13 @@ async def test_a_command_of_millions_of_tokens_is_refused_at_once(field: str) ->
         assert (refused.failure.code, refused.failure.field) == ("invalid_argument", field)
         assert str(MAX_SESSION_TOKENS) in refused.failure.message
         assert (await link.ask(draft("s", 1), Drafted)).block.tokens == cycle_from(3, 4)
+
+
+async def test_what_a_drafter_has_room_for_is_logged_at_its_start(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="paceline_drafter.load")
+    replica = load_replica(DrafterSettings(method=("ngram",), max_sessions=3))
+    (fields,) = [vars(record) for record in caplog.records if record.getMessage() == "drafting method loaded"]
+    assert fields["methods"] == "ngram"
+    assert fields["max_model_len"] == replica.info.max_model_len
+    assert fields["max_sessions"] == 3
+    assert fields["kv_bytes"] == replica.info.kv_bytes

@@ -238,6 +238,25 @@ async def test_a_method_that_nobody_offers_is_a_warning(tmp_path: Path) -> None:
         assert run.evidence.methods == ("scripted",)
 
 
+async def test_a_prompt_beyond_the_drafters_context_is_a_warning(tmp_path: Path) -> None:
+    method = perfect_method(LAW)
+    async with Fleet.start(tmp_path, LAW, method=method, drafter_context=16) as fleet, fleet.client() as client:
+        for length in (16, 40):
+            prompt = [1 + index % 7 for index in range(length)]
+            for name in ("", "scripted"):
+                run = await generate(client, fleet.request(prompt, method=name))
+                (warning,) = run.started.warnings
+                assert f"context of 16 tokens leaves no room after the prompt of {length}" in warning
+                assert "--kv-cache-bytes" in warning
+                assert run.evidence.draft_tokens == 0
+                assert run.tokens == plain_tokens(LAW, prompt, 20)
+            plain = await generate(client, fleet.request(prompt, num_speculative_tokens=0))
+            assert plain.started.warnings == ()
+        fits = await generate(client, fleet.request([1] * 12))
+        assert fits.started.warnings == ()
+        assert fits.evidence.draft_tokens > 0
+
+
 def chain() -> FallbackMethod:
     """The second method would draft perfectly, and the first one always drafts something."""
     first = ScriptedDrafter(wrong_at(target_law(LAW), 0, VOCAB), info=MethodInfo(name="first"))

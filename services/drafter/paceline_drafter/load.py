@@ -35,6 +35,15 @@ def load_replica(settings: DrafterSettings) -> Replica[DrafterCommand, DrafterEv
     method = build_method(method_settings(settings), progress=logger.info)
     probe(method)
     facts = method.info
+    logger.info(
+        "drafting method loaded",
+        extra={
+            "methods": ",".join(facts.methods),
+            "max_model_len": facts.max_model_len,
+            "max_sessions": settings.max_sessions,
+            "kv_bytes": facts.kv_bytes,
+        },
+    )
     info = ModelInfo(
         model=settings.model_name or (default_name(settings.model) if settings.model else ""),
         methods=facts.methods,

@@ -26,11 +26,11 @@ class DrafterSettings(ModelServiceSettings):
     quantize_bits: Literal["int8", "int4"] = "int8"
     """Width of the weights when `runner` onnx has to quantise."""
     kv_cache_bytes: int = Field(default=512 * 2**20, ge=2**20)
-    """Memory for the torch runner's key/value rows, in bytes."""
+    """Memory for key/value rows, in bytes; onnx gives each of `max_sessions` an equal part."""
     max_sessions: int = Field(default=8, ge=1)
     """Draft sessions at once."""
     max_model_len: int | None = Field(default=None, ge=8)
-    """Most tokens of a session; none for the model's own limit."""
+    """Most tokens of a session; none for the model's own limit or what `kv_cache_bytes` leaves."""
     max_batch_tokens: int = Field(default=256, ge=1)
     """Most tokens of one pass; longer contexts are fed in steps."""
     max_draft_tokens: int = Field(default=16, ge=1)

@@ -162,8 +162,16 @@ class Door:
 
     def _warnings(self, plan: GenerationPlan) -> tuple[str, ...]:
         drafters = self._services.drafters.snapshot
-        if plan.num_draft_tokens == 0 or drafters.offers(plan.method):
+        if plan.num_draft_tokens == 0:
             return ()
+        if drafters.offers(plan.method):
+            context, length = drafters.longest_context(plan.method), len(plan.prompt)
+            if not 0 < context <= length:
+                return ()
+            return (
+                f"the drafters' context of {context} tokens leaves no room after the prompt of {length}: decoding "
+                "plainly; raise the drafter's --kv-cache-bytes or lower its --max-sessions",
+            )
         wanted = f"no drafter of method {plan.method!r}" if plan.method else "no drafter"
         trouble = drafters.why_not or ("only others are there" if drafters.ready else "none is configured")
         return (f"{wanted} is ready, so decoding is plain until one is ({trouble})",)

@@ -59,6 +59,11 @@ class PoolSnapshot:
         """Whether a ready replica can draft by the method; empty for any."""
         return any(not method or method in replica.info.methods for replica in self.ready)
 
+    def longest_context(self, method: str) -> int:
+        """Tokens of context for the method where there is most room; 0 for no bound, or when nobody offers it."""
+        limits = [replica.info.max_model_len for replica in self.ready if not method or method in replica.info.methods]
+        return 0 if 0 in limits else max(limits, default=0)
+
     @property
     def why_not(self) -> str:
         """What keeps the others from being used, as one line."""

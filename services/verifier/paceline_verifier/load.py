@@ -46,7 +46,16 @@ def load_replica(settings: VerifierSettings) -> Replica[VerifierCommand, Verifie
     runner = TransformersRunner(
         loaded, RunnerOptions(kv_bytes=settings.kv_cache_bytes, max_model_len=settings.max_model_len)
     )
-    logger.info("model loaded", extra={"packing": runner.packing})
+    logger.info(
+        "model loaded",
+        extra={
+            "packing": runner.packing,
+            "max_model_len": runner.info.max_model_len,
+            "max_sessions": settings.max_sessions,
+            "kv_bytes": runner.info.kv_bytes,
+            "capacity_tokens": runner.pool.capacity_tokens,
+        },
+    )
     options = TargetOptions(
         max_sessions=settings.max_sessions,
         max_batch_tokens=settings.max_batch_tokens,

@@ -21,7 +21,7 @@ class VerifierSettings(ModelServiceSettings):
     max_sessions: int = Field(default=64, ge=1)
     """Sessions at once; more are refused."""
     max_model_len: int | None = Field(default=None, ge=8)
-    """Most tokens of a session, prompt and output together; none for the model's own limit."""
+    """Most tokens of a session, prompt and output; none for the model's own limit or what `kv_cache_bytes` leaves."""
     max_draft_tokens: int = Field(default=16, ge=0)
     """Most draft tokens of a block that are judged; the rest is cut."""
     max_batch_tokens: int = Field(default=512, ge=1)

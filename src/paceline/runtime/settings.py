@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliApp, NoDecode, SettingsConfigDict, SettingsError
 
 from paceline.errors import ConfigurationError
@@ -161,6 +161,10 @@ def settings_table(settings_class: type[ServiceSettings]) -> str:
 
 
 def _readable(value: object) -> str:
+    if isinstance(value, SecretStr):
+        secret = value.get_secret_value()
+        # An address that names nobody and carries no parameters holds no credentials.
+        value = secret if "://" in secret and not set(secret) & set("@?") else str(value)
     if value is None or value == () or value == "":
         return "none"
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -28,6 +28,10 @@ class Example(ModelServiceSettings):
     """Whether to hurry."""
     api_key: SecretStr = SecretStr("")
     """Who we are."""
+    store: SecretStr = SecretStr("memory://")
+    """Where to write."""
+    archive: SecretStr = SecretStr("redis://me:hunter2@host")
+    """Where to keep."""
 
 
 def test_defaults() -> None:
@@ -110,6 +114,14 @@ def test_table_has_flag_variable_default_and_meaning() -> None:
     table = settings_table(Example)
     assert "| `--model` | `PACELINE_EXAMPLE_MODEL` | `none` | What to load, in two lines. |" in table
     assert "| `--fast` | `PACELINE_EXAMPLE_FAST` | `True` | Whether to hurry. |" in table
+
+
+def test_table_shows_a_secret_default_only_where_it_holds_no_credentials() -> None:
+    table = settings_table(Example)
+    assert "| `--api-key` | `PACELINE_EXAMPLE_API_KEY` | `none` | Who we are. |" in table
+    assert "| `--store` | `PACELINE_EXAMPLE_STORE` | `memory://` | Where to write. |" in table
+    assert "| `--archive` | `PACELINE_EXAMPLE_ARCHIVE` | `**********` | Where to keep. |" in table
+    assert "hunter2" not in table
 
 
 @pytest.mark.parametrize("settings_class", [ServiceSettings, ModelServiceSettings])

@@ -31,7 +31,7 @@ def test_redis_that_cannot_be_reached_ends_the_process_with_a_clear_error(tmp_pa
     url = f"redis://127.0.0.1:{free_port()}"
     process = gateway("--model", str(write_letters(tmp_path)), "--redis-url", url)
     errors = end_of(process)
-    assert process.returncode == 1
+    assert process.returncode == 2
     assert "cannot go on" in errors
     assert url in errors
     assert "redis_url" in errors
@@ -41,7 +41,7 @@ def test_redis_that_cannot_be_reached_ends_the_process_with_a_clear_error(tmp_pa
 def test_a_model_that_is_not_there_ends_the_process_with_a_clear_error(tmp_path: Path) -> None:
     process = gateway("--model", str(tmp_path / "none.gguf"))
     errors = end_of(process)
-    assert process.returncode == 1
+    assert process.returncode == 2
     assert "none.gguf" in errors
     assert "Traceback" not in errors
 

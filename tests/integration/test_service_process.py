@@ -152,8 +152,8 @@ async def test_drafter_serves_a_chain_of_methods(
     [
         ("paceline_verifier", [], 2, "model: Field required"),
         ("paceline_verifier", ["--model", "x", "--max-sessions", "0"], 2, "max_sessions"),
-        ("paceline_verifier", ["--model", "/nowhere/model.gguf"], 1, "there is no file /nowhere/model.gguf"),
-        ("paceline_drafter", ["--method", "magic"], 1, "magic"),
+        ("paceline_verifier", ["--model", "/nowhere/model.gguf"], 2, "there is no file /nowhere/model.gguf"),
+        ("paceline_drafter", ["--method", "magic"], 2, "magic"),
     ],
 )
 def test_service_that_cannot_start_says_why(

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from bench.compare import PLAIN, Configuration, Equality, PromptFigures, equality, prompt_figures, request_for
 from bench.prompts import DEMO_PROMPTS, Prompt
-from paceline.cli.console import exit_code, out, print_error
+from paceline.cli.console import out, print_error
 from paceline.cli.display import Display
 from paceline.cli.fleet import Fleet
 from paceline.cli.fleet_options import FleetOptions
@@ -30,6 +30,7 @@ from paceline.cli.generate import stream
 from paceline.cli.render import legend
 from paceline.client import AsyncClient
 from paceline.errors import PacelineError
+from paceline.exit_codes import exit_code
 
 _MARKS = {
     Equality.EQUAL: ("equal", "green"),

@@ -35,7 +35,7 @@ from bench.prompts import DEMO_PROMPTS, PROMPTS, Prompt
 from bench.report import write_report
 from bench.run_tables import prompt_table, ratio_table, time_table
 from bench.transformers_baseline import BaselineRun, run_baseline
-from paceline.cli.console import exit_code, out, print_error
+from paceline.cli.console import out, print_error
 from paceline.cli.cores import available_cores, plan_cores
 from paceline.cli.display import Display
 from paceline.cli.fleet import Fleet
@@ -43,6 +43,7 @@ from paceline.cli.fleet_options import DEFAULT_MODEL, FleetOptions
 from paceline.cli.request import Completion, complete
 from paceline.client import AsyncClient
 from paceline.errors import PacelineError
+from paceline.exit_codes import exit_code
 from paceline.model_source import resolve
 
 _BUSY_LOAD = 0.7

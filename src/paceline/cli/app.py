@@ -11,10 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from paceline import __version__
 from paceline.cli.console import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
     errors_as_json,
-    exit_code,
     print_error,
     print_os_error,
     read_stdin,
@@ -23,6 +20,7 @@ from paceline.cli.fleet_options import DEFAULT_ADDRESS, DEFAULT_MODEL, DEFAULT_P
 from paceline.cli.serve import ServiceName
 from paceline.drafting.method import METHOD_NAMES
 from paceline.errors import PacelineError
+from paceline.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, exit_code
 
 
 class ErrorsInOneLine(TyperGroup):

@@ -16,15 +16,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 
-from paceline.errors import ConfigurationError, InvalidArgument, ModelError, NotFound, PacelineError, Unavailable
+from paceline.errors import InvalidArgument, PacelineError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_UNAVAILABLE = 3
-EXIT_INTERRUPTED = 130
 
 
 def out() -> Console:
@@ -37,15 +32,6 @@ def err() -> Console:
     """Progress, warnings and errors: standard error."""
     _write_what_it_cannot_as_escapes(sys.stderr)
     return Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
-
-
-def exit_code(error: PacelineError) -> int:
-    """2 for what the user can correct on the command line, 3 for what cannot be reached, 1 for all else."""
-    if isinstance(error, (InvalidArgument, ConfigurationError, NotFound)):
-        return EXIT_USAGE
-    if isinstance(error, ModelError) and error.field:
-        return EXIT_USAGE  # the model that an option names is none
-    return EXIT_UNAVAILABLE if isinstance(error, Unavailable) else EXIT_FAILED
 
 
 def print_error(error: PacelineError) -> None:

@@ -11,11 +11,12 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.console import EXIT_INTERRUPTED, err, exit_code, out, print_error, to_json
+from paceline.cli.console import err, out, print_error, to_json
 from paceline.cli.display import Display
 from paceline.cli.fleet import Fleet, FleetAddresses
 from paceline.cli.fleet_options import FleetOptions
 from paceline.errors import PacelineError
+from paceline.exit_codes import EXIT_INTERRUPTED, exit_code
 
 
 @dataclass(frozen=True, slots=True)

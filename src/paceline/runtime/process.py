@@ -23,7 +23,8 @@ from typing import Any, NoReturn, Protocol
 
 import grpc.aio
 
-from paceline.errors import ConfigurationError, InvalidArgument, ModelError, NotFound, PacelineError, Unavailable
+from paceline.errors import ConfigurationError, PacelineError
+from paceline.exit_codes import exit_code
 from paceline.runtime.grpc_server import GrpcServer
 from paceline.runtime.logs import configure_logging
 from paceline.runtime.parent import end_with_parent
@@ -98,21 +99,12 @@ def run_service(name: str, settings: ServiceSettings, make_service: Callable[[],
         asyncio.run(serve(name, settings, make_service()))
     except PacelineError as error:
         logger.error("cannot go on: %s", error.message, extra={"code": error.code, "field": error.field})
-        code = _exit_code(error)
+        code = exit_code(error)
     except Exception:
         logger.exception("cannot go on")
         code = 1
     logger.info("ended", extra={"exit_code": code})
     return code
-
-
-def _exit_code(error: PacelineError) -> int:
-    """As the command line has it: 2 for what the caller can correct, 3 for what cannot be reached, 1 for all else."""
-    if isinstance(error, (InvalidArgument, ConfigurationError, NotFound)):
-        return 2
-    if isinstance(error, ModelError) and error.field:
-        return 2  # the model that a setting names is none
-    return 3 if isinstance(error, Unavailable) else 1
 
 
 def exit_process(code: int) -> NoReturn:

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from paceline import __version__
 from paceline.cli.app import app
-from paceline.cli.console import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, exit_code
 from paceline.cli.fleet_options import FleetOptions
 from paceline.cli.serve import ServiceName, service_command
 from paceline.errors import (
@@ -27,6 +26,7 @@ from paceline.errors import (
     PacelineError,
     Unavailable,
 )
+from paceline.exit_codes import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, exit_code
 from paceline.generation import Chunk, Evidence, Finished, Started
 from paceline.messages import FinishReason, TokenOrigin
 from paceline.text.request import ChatMessage, ChatPrompt, TextPrompt

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.app import app
-from paceline.cli.console import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, exit_code
 from paceline.errors import InvalidArgument, ModelError
+from paceline.exit_codes import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, exit_code
 from paceline.generation import Chunk, Evidence, Finished, GenerationEvent, Started
 from paceline.messages import FinishReason, TokenOrigin
 from tests.fakes.scripted_gateway import ScriptedGateway, serving

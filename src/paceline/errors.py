@@ -31,6 +31,8 @@ class PacelineError(Exception):
     code: ClassVar[str] = "internal"
     grpc_status: ClassVar[str] = "INTERNAL"
     http_status: ClassVar[int] = 500
+    retry_after_s: ClassVar[int | None] = None
+    """After how many seconds a client may try again; None where the same request fails again."""
 
     def __init__(self, message: str, *, field: str = "") -> None:
         super().__init__(message)
@@ -88,6 +90,15 @@ class CapacityExceeded(PacelineError):
     code = "capacity_exceeded"
     grpc_status = "RESOURCE_EXHAUSTED"
     http_status = 429
+    retry_after_s = 1
+
+
+class PayloadTooLarge(PacelineError):
+    """The request has more bytes than the door accepts."""
+
+    code = "payload_too_large"
+    grpc_status = "RESOURCE_EXHAUSTED"
+    http_status = 413
 
 
 class Unavailable(PacelineError):
@@ -96,6 +107,7 @@ class Unavailable(PacelineError):
     code = "unavailable"
     grpc_status = "UNAVAILABLE"
     http_status = 503
+    retry_after_s = 1
 
 
 class DeadlineExceeded(PacelineError):

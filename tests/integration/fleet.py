@@ -281,6 +281,7 @@ class Fleet:
                     "verifiers": tuple(node.address for node in self.verifiers),
                     "drafters": tuple(node.address for node in self.drafters),
                     "model_name": MODEL,
+                    "http_port": None,
                     **options.settings,
                 },
             ),

@@ -9,8 +9,9 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from paceline_gateway.caller import Caller
 from paceline_gateway.door import Door
-from paceline_gateway.session_actor import SessionActor
+from paceline_gateway.generation import Generation
 
 from paceline.errors import DeadlineExceeded, PacelineError, Unavailable
 from paceline.generation import Chunk, Finished, Started
@@ -47,10 +48,10 @@ def door_of(fleet: Fleet) -> Door:
     return fleet.gateway.servicer.door
 
 
-async def read_all(actor: SessionActor) -> list[int]:
+async def read_all(generation: Generation) -> list[int]:
     """All tokens that the client still gets."""
     tokens: list[int] = []
-    while (event := await actor.client.next()) is not None:
+    while (event := await generation.next()) is not None:
         if isinstance(event, Chunk):
             tokens.extend(event.token_ids)
     return tokens
@@ -156,9 +157,9 @@ async def test_a_client_that_does_not_read_stops_the_rounds(tmp_path: Path) -> N
     }
     async with Fleet.start(tmp_path, ENDLESS, **options) as fleet:
         request = GenerationRequest(TokenPrompt((1, 2, 3)), sampling=GREEDY, max_tokens=1000)
-        actor, permit = await door_of(fleet).start(request)
+        generation = await door_of(fleet).start(request, Caller())
         passes = fleet.verifiers[0].model.passes
-        await until(lambda: actor.client.full)
+        await until(lambda: fleet.gateway.sessions.actors[0].client.full)
         await until(lambda: not fleet.verifiers[0].alive.actor.pass_due())
         # Started and eight chunks, and at most the round that ran when the buffer became full.
         assert len(passes) <= 9
@@ -167,8 +168,8 @@ async def test_a_client_that_does_not_read_stops_the_rounds(tmp_path: Path) -> N
             await asyncio.sleep(0)
         assert len(passes) == stopped_at
         # Reading on lets it go on, and nothing is missing.
-        assert await read_all(actor) == [[3, 5, 7, 11][(3 + index) % 4] for index in range(1000)]
-        permit.release()
+        assert await read_all(generation) == [[3, 5, 7, 11][(3 + index) % 4] for index in range(1000)]
+        generation.leave()
 
 
 async def test_a_client_that_does_not_read_for_too_long_is_cut_off(tmp_path: Path) -> None:
@@ -178,11 +179,11 @@ async def test_a_client_that_does_not_read_for_too_long_is_cut_off(tmp_path: Pat
     }
     async with Fleet.start(tmp_path, ENDLESS, **options) as fleet:
         request = GenerationRequest(TokenPrompt((1, 2, 3)), sampling=GREEDY, max_tokens=1000)
-        actor, permit = await door_of(fleet).start(request)
+        generation = await door_of(fleet).start(request, Caller())
         await until(lambda: not fleet.gateway.sessions.actors)
         with pytest.raises(DeadlineExceeded, match="read faster"):
-            await read_all(actor)
-        permit.release()
+            await read_all(generation)
+        generation.leave()
 
 
 async def test_slow_clients_over_the_wire_are_bounded_and_freed_by_leaving(tmp_path: Path) -> None:

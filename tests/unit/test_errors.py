@@ -22,6 +22,7 @@ TABLE = [
     (errors.SessionBusy, "session_busy", grpc.StatusCode.ABORTED, 409),
     (errors.Fenced, "fenced", grpc.StatusCode.ABORTED, 409),
     (errors.CapacityExceeded, "capacity_exceeded", grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
+    (errors.PayloadTooLarge, "payload_too_large", grpc.StatusCode.RESOURCE_EXHAUSTED, 413),
     (errors.Unavailable, "unavailable", grpc.StatusCode.UNAVAILABLE, 503),
     (errors.DeadlineExceeded, "deadline_exceeded", grpc.StatusCode.DEADLINE_EXCEEDED, 504),
     (errors.Cancelled, "cancelled", grpc.StatusCode.CANCELLED, 499),

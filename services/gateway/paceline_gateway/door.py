@@ -15,10 +15,12 @@ from paceline.text.commit import Committer
 from paceline.text.request import ChatPrompt, GenerationRequest, PreparedRequest, TextPrompt
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.validation import prepare
+from paceline_gateway.caller import Caller
+from paceline_gateway.generation import Generation
 from paceline_gateway.plan import GenerationPlan
 from paceline_gateway.services import SessionServices
 from paceline_gateway.session_actor import SessionActor
-from paceline_gateway.sessions import Permit, Sessions
+from paceline_gateway.sessions import Sessions
 
 _INLINE_CHARS = 4096
 """Longer prompts are tokenized in a thread: a megabyte takes a second."""
@@ -80,8 +82,17 @@ class Door:
             raise NotFound(f"there is no session {session!r}, or it has expired", field="session")
         return record
 
-    async def start(self, request: GenerationRequest) -> tuple[SessionActor, Permit]:
-        """Starts a generation. The caller gives the permit back when its client has been served.
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's."""
+        return self._tokenizer
+
+    async def start(self, request: GenerationRequest, caller: Caller) -> Generation:
+        """Starts a generation. Whoever gets it calls its `leave` in any case.
+
+        Args:
+            request: what the client sent, not checked yet.
+            caller: who asks.
 
         Raises:
             NotFound: no such model.
@@ -97,17 +108,17 @@ class Door:
         arrived_at = asyncio.get_running_loop().time()
         permit = self._sessions.admit()
         try:
-            actor = await self._make_actor(request, arrived_at)
+            actor = await self._make_actor(request, caller, arrived_at)
             self._sessions.run(actor)
         except BaseException:
             permit.release()
             raise
-        return actor, permit
+        return Generation(actor, permit)
 
-    async def _make_actor(self, request: GenerationRequest, arrived_at: float) -> SessionActor:
+    async def _make_actor(self, request: GenerationRequest, caller: Caller, arrived_at: float) -> SessionActor:
         await self._wait_for_verifier()
         prepared = await self._prepare(request)
-        plan = self._plan(prepared)
+        plan = self._plan(prepared, caller)
         committer = Committer(self._tokenizer, prepared.end, prepared.prompt_ids)
         return SessionActor(plan, committer, self._services, self._warnings(plan), arrived_at)
 
@@ -137,7 +148,7 @@ class Door:
 
         return await asyncio.to_thread(work) if _prompt_chars(request) > _INLINE_CHARS else work()
 
-    def _plan(self, prepared: PreparedRequest) -> GenerationPlan:
+    def _plan(self, prepared: PreparedRequest, caller: Caller) -> GenerationPlan:
         request = prepared.request
         options = request.speculation
         num_draft_tokens = (
@@ -158,6 +169,8 @@ class Door:
             stop=request.stop,
             method=options.method,
             draft_ahead=self._settings.draft_ahead,
+            tenant=caller.tenant,
+            request_id=caller.request_id,
         )
 
     def _warnings(self, plan: GenerationPlan) -> tuple[str, ...]:

@@ -193,7 +193,7 @@ def _first_record(plan: GenerationPlan, owner: str) -> SessionRecord:
         session=plan.session,
         epoch=plan.epoch,
         owner=owner,
-        tenant="",
+        tenant=plan.tenant,
         state=SessionState.RUNNING,
         model=plan.model,
         sampling=plan.sampling,

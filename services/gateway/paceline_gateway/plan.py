@@ -26,6 +26,9 @@ class GenerationPlan:
         num_draft_tokens: block size; 0 is plain decoding.
         method: the only method to draft by; empty for whatever the drafter does.
         draft_ahead: draft the next block while one is being verified.
+        epoch: fencing number of this owner.
+        tenant: owner of the session; empty without API keys.
+        request_id: name of the request in logs.
     """
 
     session: str
@@ -40,6 +43,8 @@ class GenerationPlan:
     method: str = ""
     draft_ahead: bool = True
     epoch: int = EPOCH_OF_A_NEW_SESSION
+    tenant: str = ""
+    request_id: str = ""
 
     def opening(self, log: TokenLog) -> Open:
         """The command that registers the session with a replica: all committed tokens, and how it goes on."""

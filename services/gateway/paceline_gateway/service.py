@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Sequence
 
 import grpc.aio
+from prometheus_client import CollectorRegistry
 
 from paceline.errors import ConfigurationError, PacelineError
 from paceline.model_source import default_name, resolve
@@ -57,6 +58,8 @@ class GatewayService:
         store: records of sessions.
         verifiers: the verifier pool; there after `start`.
         drafters: the drafter pool; there after `start`.
+        registry: its metrics.
+        addresses: further addresses that it listens on.
     """
 
     def __init__(self, settings: GatewaySettings, store: SessionStore | None = None) -> None:
@@ -72,6 +75,8 @@ class GatewayService:
         self.store = make_store(settings) if store is None else store
         self.verifiers: Pool | None = None
         self.drafters: Pool | None = None
+        self.registry = CollectorRegistry()
+        self.addresses: dict[str, str] = {}
 
     @property
     def grpc_services(self) -> Sequence[str]:

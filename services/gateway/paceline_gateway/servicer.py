@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc.aio
 
-from paceline.errors import Cancelled, Unavailable
+from paceline.errors import Unavailable
 from paceline.generation import SessionInfo
 from paceline.session.store import SessionRecord
 from paceline.v1 import gateway_pb2, gateway_pb2_grpc
@@ -17,6 +17,7 @@ from paceline.wire.generation import (
     served_model_to_pb,
     session_info_to_pb,
 )
+from paceline_gateway.caller import Caller
 from paceline_gateway.door import Door
 
 
@@ -45,20 +46,18 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServicer):
         self, request: gateway_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
         """Generates one completion and streams it."""
-        actor, permit = await self.door.start(generate_request_from_pb(request))
+        generation = await self.door.start(generate_request_from_pb(request), Caller())
 
         def ended(_context: object = None) -> None:
-            # The client may have left, or its deadline passed; once the generation has ended this does nothing.
-            actor.cancel(Cancelled("the client has left"))
-            permit.release()
+            generation.leave()
 
         # A generator that is left in the middle is closed some time later; the rpc's end is known at once.
         context.add_done_callback(ended)  # type: ignore[arg-type]  # the stubs want a class of their own
         try:
-            while (event := await actor.client.next()) is not None:
+            while (event := await generation.next()) is not None:
                 yield generation_event_to_pb(event)
         finally:
-            ended()
+            generation.leave()
 
     async def GetSession(  # noqa: N802
         self, request: gateway_pb2.GetSessionRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -89,6 +89,11 @@ class SessionActor:
         return self._plan.session
 
     @property
+    def prompt(self) -> tuple[int, ...]:
+        """Tokens of its prompt."""
+        return self._plan.prompt
+
+    @property
     def client(self) -> ClientStream:
         """What its client gets."""
         return self._outlet.client

@@ -39,6 +39,16 @@ class GatewaySettings(ServiceSettings):
     """Addresses of verifiers: host:port,host:port or static://host:port,host:port."""
     drafters: Annotated[tuple[str, ...], NoDecode] = ()
     """Addresses of drafters, in the same form; none: everything is decoded plainly."""
+    http_port: int | None = Field(default=0, ge=0, le=65535)
+    """Port of the OpenAI-compatible HTTP server on `host`; 0 takes a free one, none starts no HTTP server."""
+    max_body_bytes: int = Field(default=8 * 2**20, ge=1024)
+    """Largest body of an HTTP request, in bytes."""
+    max_choices: int = Field(default=32, ge=1)
+    """Most completions that one HTTP request may ask for: prompts times `n`."""
+    api_keys_file: Path | None = None
+    """File with the API keys that clients must show, one `name: key` on each line; none asks for no key."""
+    log_prompts: bool = False
+    """Log prompts and generated text, which may be confidential."""
     redis_url: SecretStr = SecretStr(MEMORY_STORE)
     """Where sessions are recorded: redis://host:port, rediss://, unix://, or memory:// for this process only."""
     redis_timeout_ms: int = Field(default=1000, ge=1)

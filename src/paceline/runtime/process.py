@@ -16,12 +16,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 import grpc.aio
+from prometheus_client import CollectorRegistry
 
 from paceline.errors import ConfigurationError, PacelineError
 from paceline.exit_codes import exit_code
@@ -43,6 +44,14 @@ class Service(Protocol):
     @property
     def grpc_services(self) -> Sequence[str]:
         """Full names of its rpc services."""
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """Its metrics."""
+
+    @property
+    def addresses(self) -> Mapping[str, str]:
+        """Further addresses that it listens on once it has started, such as {"http": "127.0.0.1:8000"}."""
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds its servicers."""
@@ -140,7 +149,7 @@ async def serve(name: str, settings: ServiceSettings, service: Service) -> None:
                 logger.info("listening", extra={"address": address})
                 if await _unless(stop_requested, service.start(supervisor, server.set_serving)):
                     server.set_serving(True)
-                    _write_ready_file(settings.ready_file, address)
+                    _write_ready_file(settings.ready_file, address, service.addresses)
                     logger.info("ready", extra={"address": address})
                     await stop_requested.wait()
                     logger.info("draining")
@@ -200,10 +209,11 @@ def _handle_signals(stop_requested: asyncio.Event, cut_short: asyncio.Event) -> 
     return restore
 
 
-def _write_ready_file(path: Path | None, address: str) -> None:
-    """Writes the address so that no reader ever sees half of it."""
+def _write_ready_file(path: Path | None, address: str, more: Mapping[str, str]) -> None:
+    """Writes the addresses so that no reader ever sees half of them."""
     if path is None:
         return
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps({"address": address, "pid": os.getpid()}), encoding="utf-8")
+    told = {"address": address, "pid": os.getpid()} | {f"{name}_address": where for name, where in more.items()}
+    partial.write_text(json.dumps(told), encoding="utf-8")
     partial.replace(path)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import grpc.aio
+from prometheus_client import CollectorRegistry
 
 from paceline.errors import Unavailable
 from paceline.messages import Close, Draft, ModelInfo, Open, Verify
@@ -122,6 +123,8 @@ class ReplicaService(ABC, Generic[CommandT, EventT]):
         self.door = door
         self._load = load
         self._replica: Replica[CommandT, EventT] | None = None
+        self.registry = CollectorRegistry()
+        self.addresses: dict[str, str] = {}
 
     @property
     @abstractmethod

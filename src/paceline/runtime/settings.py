@@ -45,6 +45,8 @@ class ServiceSettings(BaseSettings):
     """Address to listen on; 0.0.0.0 for all interfaces."""
     port: int = Field(default=0, ge=0, le=65535)
     """Port of the gRPC server; 0 takes a free one, which the log and `ready_file` tell."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port of the Prometheus endpoint `/metrics` on `host`; 0 takes a free one, none starts no endpoint."""
     tls_cert_file: Path | None = None
     """PEM certificate chain of the server; with `tls_key_file` it turns TLS on."""
     tls_key_file: Path | None = None
@@ -60,7 +62,7 @@ class ServiceSettings(BaseSettings):
     log_format: Literal["json", "text"] = "text"
     """json for machines, text for people."""
     ready_file: Path | None = None
-    """File to write {"address": ..., "pid": ...} to as soon as the service is ready."""
+    """File to write {"address": ..., "pid": ...}, and where HTTP and metrics are, to when the service is ready."""
     parent_pid: int | None = Field(default=None, ge=1)
     """Process id of the launcher: the service ends when that process is no longer its parent."""
 

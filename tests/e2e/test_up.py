@@ -55,7 +55,7 @@ class Launcher:
 
     def start(self, model: Path, *arguments: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", "from paceline.cli import main; main()", "up", "--json", "--model", str(model)]
-        command += ["--log-dir", str(self.folder / "logs"), *arguments]
+        command += ["--http-port=0", "--log-dir", str(self.folder / "logs"), *arguments]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder)
         self.started.append(process)
         return process

@@ -16,7 +16,7 @@ from paceline.cli.console import (
     print_os_error,
     read_stdin,
 )
-from paceline.cli.fleet_options import DEFAULT_ADDRESS, DEFAULT_MODEL, DEFAULT_PORT, FleetOptions
+from paceline.cli.fleet_options import DEFAULT_ADDRESS, DEFAULT_HTTP_PORT, DEFAULT_MODEL, DEFAULT_PORT, FleetOptions
 from paceline.cli.serve import ServiceName
 from paceline.drafting.method import METHOD_NAMES
 from paceline.errors import PacelineError
@@ -50,7 +50,8 @@ app = typer.Typer(
 )
 
 Model = Annotated[str, typer.Option(help="Target: a hub id, a folder, a .gguf file or the built-in name.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway's gRPC; 0 takes a free one.")]
+HttpPort = Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway's HTTP; 0 takes a free one.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on standard output.")]
 JsonOrError = Annotated[
     bool, typer.Option("--json", help="One JSON object on standard output; an error is one too, under `error`.")
@@ -102,6 +103,7 @@ def up(
     drafter_device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="Type of the weights: float32, bfloat16 or float16.")] = "float32",
     port: Port = DEFAULT_PORT,
+    http_port: HttpPort = DEFAULT_HTTP_PORT,
     redis_url: Annotated[str, typer.Option(help="An existing Redis; default: an embedded one is started.")] = "",
     log_dir: Annotated[Path, typer.Option(help="Folder of the processes' logs.")] = Path("paceline-logs"),
     json_output: Json = False,
@@ -120,6 +122,7 @@ def up(
         drafter_device=drafter_device,
         dtype=dtype,
         port=port,
+        http_port=http_port,
         redis_url=redis_url,
         log_dir=log_dir,
     )
@@ -258,11 +261,12 @@ def doctor(
     verifier_device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     drafter_device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     port: Port = DEFAULT_PORT,
+    http_port: HttpPort = DEFAULT_HTTP_PORT,
     redis_url: Annotated[str, typer.Option(help="Check this Redis instead of the embedded one.")] = "",
     json_output: Json = False,
 ) -> None:
     """Checks this machine and says what to do; exit code 1 if something is missing."""
     from paceline.cli.doctor import DoctorOptions, run_doctor
 
-    options = DoctorOptions(model, verifier_device, drafter_device, port, redis_url)
+    options = DoctorOptions(model, verifier_device, drafter_device, port, http_port, redis_url)
     raise typer.Exit(asyncio.run(run_doctor(options, json_output=json_output)))

@@ -22,13 +22,28 @@ _NUM_SHOWN_LINES = 12
 
 
 @dataclass(frozen=True, slots=True)
+class ChildAddresses:
+    """Where a process listens, each as host:port.
+
+    Attributes:
+        grpc: its rpc services.
+        http: its HTTP API; empty when it has none.
+        metrics: its `/metrics`; empty when it serves none.
+    """
+
+    grpc: str = ""
+    http: str = ""
+    metrics: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ChildSpec:
     """How to start a process.
 
     Attributes:
         name: for people, such as "verifier 0".
         command: program and arguments.
-        ready_file: file in which the process tells its address when it is ready.
+        ready_file: file in which the process tells its addresses when it is ready.
         log_file: file that gets its output.
         environment: variables on top of the launcher's own.
     """
@@ -45,13 +60,18 @@ class Child:
 
     def __init__(self, spec: ChildSpec) -> None:
         self.spec = spec
-        self.address = ""
+        self.addresses = ChildAddresses()
         self._process: asyncio.subprocess.Process | None = None
 
     @property
     def name(self) -> str:
         """Its name for people."""
         return self.spec.name
+
+    @property
+    def address(self) -> str:
+        """Where its rpc services are, host:port; empty until it is ready."""
+        return self.addresses.grpc
 
     @property
     def pid(self) -> int:
@@ -85,15 +105,15 @@ class Child:
             except OSError as error:
                 raise ConfigurationError(f"cannot start {self.name} ({self.spec.command[0]}): {error}") from error
 
-    async def wait_ready(self, timeout_s: float) -> str:
-        """Waits until the process has told its address, and returns it.
+    async def wait_ready(self, timeout_s: float) -> ChildAddresses:
+        """Waits until the process has told its addresses, and returns them.
 
         Raises:
             ConfigurationError: it ended or was silent for `timeout_s`; the message has its last lines.
         """
         try:
             async with asyncio.timeout(timeout_s):
-                while not (address := self._read_address()):
+                while (addresses := self._read_addresses()) is None:
                     if self._started().returncode is not None:
                         raise ConfigurationError(self.ended_message("before it was ready"))
                     await asyncio.sleep(_READY_POLL_S)
@@ -102,8 +122,8 @@ class Child:
                 f"{self.name} was not ready after {timeout_s:.0f} s; the end of {self.spec.log_file}:\n"
                 + self.last_lines()
             ) from None
-        self.address = address
-        return address
+        self.addresses = addresses
+        return addresses
 
     async def wait_ended(self) -> int:
         """Waits for the end of the process and returns its exit status; negative: the signal that ended it."""
@@ -148,10 +168,11 @@ class Child:
             raise RuntimeError(f"{self.name} is not started")
         return self._process
 
-    def _read_address(self) -> str:
-        """The address in the ready file, or empty while there is none or it is being written."""
+    def _read_addresses(self) -> ChildAddresses | None:
+        """What the ready file says; None while there is none or it is being written."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             told = json.loads(self.spec.ready_file.read_text())
             if told["pid"] == self.pid:
-                return str(told["address"])
-        return ""
+                more = (str(told.get(f"{name}_address", "")) for name in ("http", "metrics"))
+                return ChildAddresses(str(told["address"]), *more)
+        return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import platform
 import shutil
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -17,6 +16,7 @@ from rich.text import Text
 
 from paceline.cli.console import out, to_json
 from paceline.cli.cores import available_cores, is_cpu, plan_cores
+from paceline.cli.ports import why_not_free
 from paceline.errors import PacelineError
 from paceline.model_source import BUILT_IN, CacheSettings, resolve
 from paceline.session.embedded import EmbeddedRedis, find_server
@@ -67,6 +67,7 @@ class DoctorOptions:
     verifier_device: str
     drafter_device: str
     port: int
+    http_port: int
     redis_url: str
 
 
@@ -83,7 +84,8 @@ async def run_doctor(options: DoctorOptions, *, json_output: bool) -> int:
         check_cores(options.verifier_device, options.drafter_device),
         check_memory(),
         *check_model(options.model),
-        check_port(options.port),
+        check_port("--port", options.port),
+        check_port("--http-port", options.http_port),
         await check_redis(options.redis_url),
     ]
     report = Report(all(finding.state is not State.FAILED for finding in findings), tuple(findings))
@@ -116,6 +118,8 @@ def check_packages() -> Iterator[Finding]:
     """The library, the services and what they need."""
     for package in ("paceline", "paceline-gateway", "paceline-drafter", "paceline-verifier", "grpcio", "redis"):
         yield _package(package, State.FAILED, "run `make setup`, or `pip install` the four packages of this repository")
+    for package in ("fastapi", "uvicorn"):
+        yield _package(package, State.FAILED, "the gateway's HTTP API needs it: run `pip install -e services/gateway`")
     for package in ("torch", "transformers"):
         yield _package(package, State.FAILED, "verifiers and drafters need it: run `pip install 'paceline[engine]'`")
     yield _package(
@@ -205,16 +209,18 @@ def check_model(reference: str) -> Iterator[Finding]:
         yield Finding("disk", State.OK, detail)
 
 
-def check_port(port: int) -> Finding:
-    """Whether the gateway's port can be taken."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            advice = "a fleet may be running already; otherwise use --port 0 for a free one"
-            return Finding("port", State.WARNING, f"{port} cannot be taken: {error.strerror}", advice)
-    return Finding("port", State.OK, f"{port} is free" if port else "a free one will be taken")
+def check_port(flag: str, port: int) -> Finding:
+    """Whether the gateway can take a port.
+
+    Args:
+        flag: the option of `paceline up` that names the port.
+        port: 0 for any free one.
+    """
+    subject = "port" if flag == "--port" else "HTTP port"
+    if reason := why_not_free(port):
+        advice = f"a fleet may be running already; otherwise use {flag} 0 for a free one"
+        return Finding(subject, State.WARNING, f"{port} cannot be taken: {reason}", advice)
+    return Finding(subject, State.OK, f"{port} is free" if port else "a free one will be taken")
 
 
 async def check_redis(url: str) -> Finding:

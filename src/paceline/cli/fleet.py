@@ -13,9 +13,9 @@ end-to-end tests all use this class.
 from __future__ import annotations
 
 import asyncio
-import socket
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -24,6 +24,7 @@ from paceline.cli.child import Child
 from paceline.cli.doctor import ping_redis
 from paceline.cli.fleet_commands import FleetCommands, check_installed
 from paceline.cli.fleet_options import FleetOptions
+from paceline.cli.ports import HOST, why_not_free
 from paceline.cli.prepare import prepare
 from paceline.errors import InvalidArgument, Unavailable
 from paceline.session.embedded import EmbeddedRedis
@@ -35,17 +36,27 @@ _ORPHAN_GRACE_S = 1.0
 _REDIS_POLL_S = 0.25
 _MAX_REDIS_RESTARTS = 5
 """In the life of a fleet; what ends more often is ill."""
-_HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
 class FleetAddresses:
-    """Where the parts listen."""
+    """Where the parts listen.
 
-    gateway: str
-    verifiers: tuple[str, ...]
-    drafters: tuple[str, ...]
-    redis: str
+    Attributes:
+        gateway: gRPC, host:port.
+        http: URL of the gateway's HTTP API; OpenAI's clients want it with `/v1` behind it.
+        verifiers: host:port of each.
+        drafters: host:port of each.
+        redis: its URL.
+        metrics: URL of each service's `/metrics`, by its name in `Fleet.children`.
+    """
+
+    gateway: str = ""
+    http: str = ""
+    verifiers: tuple[str, ...] = ()
+    drafters: tuple[str, ...] = ()
+    redis: str = ""
+    metrics: Mapping[str, str] = field(default_factory=dict)
 
 
 class FleetObserver(Protocol):
@@ -73,7 +84,7 @@ class Fleet:
         self._redis: EmbeddedRedis | None = None
         self._replicas: list[Child] = []
         self._gateway: Child | None = None
-        self.addresses = FleetAddresses("", (), (), options.redis_url)
+        self.addresses = FleetAddresses(redis=options.redis_url)
 
     async def __aenter__(self) -> Self:
         try:
@@ -101,7 +112,8 @@ class Fleet:
         """
         options = self._options
         check_installed(options)
-        _check_port(options.port)
+        _check_port("port", options.port)
+        _check_port("http_port", options.http_port)
         self._observer.changed("models", "preparing")
         prepared = await prepare(
             options.model,
@@ -122,10 +134,17 @@ class Fleet:
                     group.create_task(self._start_child(child))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        addresses = [child.address for child in verifiers], [child.address for child in drafters]
-        self._gateway = Child(plan.gateway(*addresses, redis_url))
-        await self._start_child(self._gateway)
-        self.addresses = FleetAddresses(self._gateway.address, tuple(addresses[0]), tuple(addresses[1]), redis_url)
+        verifier_addresses, drafter_addresses = ([child.address for child in group] for group in (verifiers, drafters))
+        gateway = self._gateway = Child(plan.gateway(verifier_addresses, drafter_addresses, redis_url))
+        await self._start_child(gateway)
+        self.addresses = FleetAddresses(
+            gateway=gateway.addresses.grpc,
+            http=f"http://{gateway.addresses.http}",
+            verifiers=tuple(verifier_addresses),
+            drafters=tuple(drafter_addresses),
+            redis=redis_url,
+            metrics={child.name: f"http://{child.addresses.metrics}/metrics" for child in self.children},
+        )
 
     async def _start_redis(self) -> str:
         """Starts the embedded Redis, or checks the one that is named, and returns its URL."""
@@ -142,8 +161,8 @@ class Fleet:
     async def _start_child(self, child: Child) -> None:
         self._observer.changed(child.name, "starting")
         await child.start()
-        address = await child.wait_ready(self._options.ready_timeout_s)
-        self._observer.changed(child.name, "ready", address)
+        addresses = await child.wait_ready(self._options.ready_timeout_s)
+        self._observer.changed(child.name, "ready", addresses.grpc)
 
     async def watch(self) -> None:
         """Waits until the fleet can no longer serve; a lost replica of several, or a drafter, is only told.
@@ -210,19 +229,14 @@ class Fleet:
         self._run_dir.cleanup()
 
 
-def _check_port(port: int) -> None:
-    """Finds out before the models are loaded whether the gateway can have its port.
+def _check_port(option: str, port: int) -> None:
+    """Finds out before the models are loaded whether the gateway can have a port.
 
     Raises:
         InvalidArgument: another process has it, or this user may not.
     """
-    with socket.socket() as probe:
-        # As the gateway binds it: connections of an earlier one that are still closing do not count.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((_HOST, port))
-        except OSError as error:
-            raise InvalidArgument(
-                f"--port {port} of {_HOST} cannot be used ({error.strerror}): choose another, or 0 for a free one",
-                field="port",
-            ) from error
+    if reason := why_not_free(port):
+        flag = "--" + option.replace("_", "-")
+        raise InvalidArgument(
+            f"{flag} {port} of {HOST} cannot be used ({reason}): choose another, or 0 for a free one", field=option
+        )

@@ -91,6 +91,7 @@ class FleetCommands:
             "drafters": ",".join(drafters),
             "num-speculative-tokens": str(self._options.num_speculative_tokens),
             "port": str(self._options.port),
+            "http-port": str(self._options.http_port),
         }
         # In the environment, since the URL may hold a password and everybody can read command lines.
         return self._spec(ServiceName.GATEWAY, None, flags, {"PACELINE_GATEWAY_REDIS_URL": redis_url})
@@ -107,6 +108,7 @@ class FleetCommands:
         ready_file = self._run_dir / f"{file_name}.ready.json"
         common = {
             "ready-file": str(ready_file),
+            "metrics-port": "0",
             "parent-pid": str(os.getpid()),
             "drain-timeout-s": str(self._options.drain_timeout_s),
         }

@@ -11,6 +11,7 @@ from paceline.errors import InvalidArgument
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_PORT = 7400
+DEFAULT_HTTP_PORT = 8000
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 DRAFTER_COPY = {"int8": "int8", "int4": "int4"}
 
@@ -29,7 +30,8 @@ class FleetOptions:
         verifier_device: cpu, cuda or cuda:N.
         drafter_device: the same for the drafters.
         dtype: of the target's weights.
-        port: of the gateway; 0 takes a free one.
+        port: of the gateway's gRPC server; 0 takes a free one.
+        http_port: of the gateway's HTTP server; 0 takes a free one.
         redis_url: an existing Redis; empty starts an embedded one.
         log_dir: folder of the processes' logs.
         ready_timeout_s: how long a process may take to be ready, in seconds.
@@ -46,6 +48,7 @@ class FleetOptions:
     drafter_device: str = "cpu"
     dtype: str = "float32"
     port: int = DEFAULT_PORT
+    http_port: int = DEFAULT_HTTP_PORT
     redis_url: str = ""
     log_dir: Path = Path("paceline-logs")
     ready_timeout_s: float = 600.0
@@ -76,6 +79,11 @@ class FleetOptions:
             raise InvalidArgument(f"--verifiers is {self.verifiers}: at least 1 is needed", field="verifiers")
         if self.drafters < 0:
             raise InvalidArgument(f"--drafters is {self.drafters}: 0 or more", field="drafters")
+        if self.port and self.port == self.http_port:
+            raise InvalidArgument(
+                f"--port and --http-port are both {self.port}: the gateway needs two; 0 takes a free one",
+                field="http_port",
+            )
         unknown = set(self.methods) - set(METHOD_NAMES)
         if unknown or not self.methods:
             raise InvalidArgument(

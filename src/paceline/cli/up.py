@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shlex
 import signal
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
@@ -17,6 +19,7 @@ from paceline.cli.fleet import Fleet, FleetAddresses
 from paceline.cli.fleet_options import FleetOptions
 from paceline.errors import PacelineError
 from paceline.exit_codes import EXIT_INTERRUPTED, exit_code
+from paceline.model_source import default_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,21 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
         await asyncio.gather(working, stopping, return_exceptions=True)
 
 
+def examples(model: str, addresses: FleetAddresses) -> tuple[str, ...]:
+    """Two lines that a user can paste into a shell.
+
+    Args:
+        model: name of the served model.
+        addresses: where the fleet listens.
+    """
+    body = {"model": model, "messages": [{"role": "user", "content": "Why is the sky blue?"}], "stream": True}
+    return (
+        f'Try: paceline generate "Why is the sky blue?" --address {addresses.gateway}',
+        f"     curl -N {addresses.http}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"-d {shlex.quote(json.dumps(body))}",
+    )
+
+
 def _print_started(options: FleetOptions, fleet: Fleet, json_output: bool) -> None:
     pids = {child.name: child.pid for child in fleet.children}
     if json_output:
@@ -93,11 +111,16 @@ def _print_started(options: FleetOptions, fleet: Fleet, json_output: bool) -> No
         out().print(to_json(started), markup=False)
         return
     table = Table.grid(padding=(0, 2))
-    table.add_row("gateway", Text(fleet.addresses.gateway, "bold"))
-    for name, addresses in (("verifiers", fleet.addresses.verifiers), ("drafters", fleet.addresses.drafters)):
-        table.add_row(name, Text(", ".join(addresses) or "none: plain decoding"))
-    table.add_row("redis", Text(fleet.addresses.redis))
+    addresses = fleet.addresses
+    table.add_row("gRPC", Text(addresses.gateway, "bold"))
+    table.add_row("HTTP", Text(f"{addresses.http}/v1", "bold"))
+    for name, replicas in (("verifiers", addresses.verifiers), ("drafters", addresses.drafters)):
+        table.add_row(name, Text(", ".join(replicas) or "none: plain decoding"))
+    table.add_row("redis", Text(addresses.redis))
+    for name, url in addresses.metrics.items():
+        table.add_row("metrics", Text(f"{url}  ({name})"))
     table.add_row("logs", Text(str(options.log_dir)))
     out().print(table)
-    out().print(f'Try: paceline generate "Why is the sky blue?" --address {fleet.addresses.gateway}', markup=False)
+    for example in examples(default_name(options.model), addresses):
+        out().print(example, markup=False)
     out().print("Ctrl-C stops everything.")

@@ -200,6 +200,18 @@ def test_up_defaults_are_those_of_the_options(monkeypatch: pytest.MonkeyPatch) -
     assert seen == [FleetOptions()]
 
 
+def test_up_passes_both_ports_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[FleetOptions] = []
+
+    def run_up(options: FleetOptions, *, json_output: bool) -> int:
+        seen.append(options)
+        return 0
+
+    monkeypatch.setattr("paceline.cli.up.run_up", run_up)
+    assert CliRunner().invoke(app, ["up", "--port", "1", "--http-port", "2"]).exit_code == 0
+    assert [(options.port, options.http_port) for options in seen] == [(1, 2)]
+
+
 def test_up_without_draft_tokens_starts_no_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[FleetOptions] = []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.cli.child import Child, ChildSpec
+from paceline.cli.child import Child, ChildAddresses, ChildSpec
 from paceline.errors import ConfigurationError
 
 _READY = """
@@ -43,11 +43,19 @@ def block_sigterm(body: str) -> str:
 async def test_ready_then_stopped(tmp_path: Path) -> None:
     child = make_child(tmp_path, block_sigterm(_UNTIL_TERMINATED))
     await child.start()
-    assert await child.wait_ready(30) == "127.0.0.1:1"
+    assert (await child.wait_ready(30)).grpc == child.address == "127.0.0.1:1"
     assert psutil.Process(child.pid).environ()["PACELINE_TEST_MARK"] == "x"
     await child.stop(30)
     assert await child.wait_ended() == 0
     assert not psutil.pid_exists(child.pid)
+
+
+async def test_the_ready_file_tells_where_http_and_metrics_are(tmp_path: Path) -> None:
+    more = '"address": "127.0.0.1:1", "http_address": "127.0.0.1:2", "metrics_address": "127.0.0.1:3"'
+    child = make_child(tmp_path, block_sigterm(_UNTIL_TERMINATED).replace('"address": "127.0.0.1:1"', more))
+    await child.start()
+    assert await child.wait_ready(30) == ChildAddresses("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")
+    await child.stop(30)
 
 
 async def test_a_stubborn_child_is_killed_with_its_own_children(tmp_path: Path) -> None:

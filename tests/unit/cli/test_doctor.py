@@ -23,20 +23,22 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("empty_cache")
 def test_a_machine_with_everything_but_the_model_is_healthy() -> None:
-    result = CliRunner().invoke(app, ["doctor", "--port", "0", "--json"])
+    result = CliRunner().invoke(app, ["doctor", "--port", "0", "--http-port", "0", "--json"])
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["healthy"] is True
     states = {finding["subject"]: finding["state"] for finding in report["findings"]}
     assert states["redis"] == "ok"
-    assert states["torch"] == "ok"
+    assert states["torch"] == states["fastapi"] == states["uvicorn"] == "ok"
     assert states["model"] == "warning"
     assert all(finding["advice"] for finding in report["findings"] if finding["state"] != "ok")
 
 
 @pytest.mark.usefixtures("empty_cache")
 def test_a_redis_that_is_not_there_fails_and_says_what_to_do() -> None:
-    result = CliRunner().invoke(app, ["doctor", "--port", "0", "--redis-url", "redis://127.0.0.1:1"])
+    result = CliRunner().invoke(
+        app, ["doctor", "--port", "0", "--http-port", "0", "--redis-url", "redis://127.0.0.1:1"]
+    )
     assert result.exit_code == 1
     assert "✗  redis" in result.stdout
     assert "--redis-url" in result.stdout
@@ -53,7 +55,7 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
-        if name in {"torch", "onnxruntime-genai"}:
+        if name in {"torch", "onnxruntime-genai", "uvicorn"}:
             raise PackageNotFoundError(name)
         return "1.0"
 
@@ -61,17 +63,20 @@ def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
     found = {finding.subject: finding for finding in check_packages()}
     assert found["torch"].state is State.FAILED
     assert "paceline[engine]" in found["torch"].advice
+    assert found["uvicorn"].state is State.FAILED
+    assert "services/gateway" in found["uvicorn"].advice
     assert found["onnxruntime-genai"].state is State.WARNING
     assert found["redis"].state is State.OK
 
 
-def test_a_port_that_is_taken() -> None:
+@pytest.mark.parametrize("flag", ["--port", "--http-port"])
+def test_a_port_that_is_taken(flag: str) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        finding = check_port(other.getsockname()[1])
+        finding = check_port(flag, other.getsockname()[1])
     assert finding.state is State.WARNING
-    assert "--port 0" in finding.advice
+    assert f"use {flag} 0 " in finding.advice
 
 
 def test_one_core_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+from dataclasses import replace
 from os import kill
 
 import pytest
@@ -34,7 +35,7 @@ class Told:
 async def test_a_redis_that_ends_is_told_and_started_again_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_module, "_MAX_REDIS_RESTARTS", 2)
     told = Told()
-    fleet = Fleet(FleetOptions(port=0), told)
+    fleet = Fleet(FleetOptions(port=0, http_port=0), told)
     try:
         url = await fleet._start_redis()
         assert await told.next("redis") == ("starting", "")
@@ -61,7 +62,7 @@ async def test_a_redis_that_ends_is_told_and_started_again_a_few_times(monkeypat
 
 async def test_a_redis_whose_port_was_taken_meanwhile_is_told_and_left() -> None:
     told = Told()
-    fleet = Fleet(FleetOptions(port=0), told)
+    fleet = Fleet(FleetOptions(port=0, http_port=0), told)
     try:
         await fleet._start_redis()
         redis = fleet._redis
@@ -82,15 +83,16 @@ async def test_a_redis_whose_port_was_taken_meanwhile_is_told_and_left() -> None
         await fleet.stop()
 
 
-async def test_a_taken_port_is_found_before_anything_is_prepared() -> None:
+@pytest.mark.parametrize(("field", "flag"), [("port", "--port"), ("http_port", "--http-port")])
+async def test_a_taken_port_is_found_before_anything_is_prepared(field: str, flag: str) -> None:
     told = Told()
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        fleet = Fleet(FleetOptions(port=port), told)
-        with pytest.raises(InvalidArgument, match=f"--port {port} of 127.0.0.1 cannot be used") as caught:
+        fleet = Fleet(replace(FleetOptions(port=0, http_port=0), **{field: port}), told)
+        with pytest.raises(InvalidArgument, match=f"{flag} {port} of 127.0.0.1 cannot be used") as caught:
             await fleet.start()
         await fleet.stop()
-    assert caught.value.field == "port"
+    assert caught.value.field == field
     assert told.changes.empty()

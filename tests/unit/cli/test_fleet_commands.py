@@ -50,7 +50,7 @@ def test_the_default_fleet_on_two_cores(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_gateway_gets_all_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = commands(FleetOptions(num_speculative_tokens=6, port=0), monkeypatch)
+    plan = commands(FleetOptions(num_speculative_tokens=6, port=0, http_port=8080), monkeypatch)
     spec = plan.gateway(["h:1", "h:2"], ["h:3"], "redis://h:4")
     assert "redis" not in " ".join(spec.command)  # the URL may hold a password
     for name, value in spec.environment.items():
@@ -61,6 +61,15 @@ def test_the_gateway_gets_all_addresses(monkeypatch: pytest.MonkeyPatch) -> None
     assert settings.redis_url.get_secret_value() == "redis://h:4"
     assert settings.num_speculative_tokens == 6
     assert settings.port == 0
+    assert settings.http_port == 8080
+
+
+def test_every_service_serves_metrics_on_a_free_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = commands(FleetOptions(), monkeypatch)
+    gateway = load_settings(GatewaySettings, arguments(plan.gateway(["h:1"], ["h:2"], "redis://h:4")))
+    verifier = load_settings(VerifierSettings, arguments(plan.verifiers()[0]))
+    drafter = load_settings(DrafterSettings, arguments(plan.drafters()[0]))
+    assert [settings.metrics_port for settings in (gateway, verifier, drafter)] == [0, 0, 0]
 
 
 def test_a_gateway_without_drafters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,12 +128,17 @@ def test_every_method_that_can_be_built_can_be_asked_for(method: str) -> None:
         (FleetOptions(method="eagle"), "method"),
         (FleetOptions(method=""), "method"),
         (FleetOptions(drafter_device="cuda"), "drafter_device"),
+        (FleetOptions(port=8000), "http_port"),
     ],
 )
 def test_what_can_never_work_is_refused(options: FleetOptions, field: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         options.check()
     assert caught.value.field == field
+
+
+def test_both_ports_may_be_free_ones() -> None:
+    FleetOptions(port=0, http_port=0).check()
 
 
 def test_the_devices_of_two_gpus_are_accepted() -> None:

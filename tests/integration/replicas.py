@@ -186,7 +186,7 @@ async def _serve(
     channel = open_channel(address)
     async with Supervisor("test") as supervisor:
         supervisor.spawn("health", server.run_health)
-        await service.start(supervisor, server.set_serving)
+        await service.start(supervisor, server.set_healthy)
         server.set_serving(True)
         try:
             yield RunningReplica(address, actor, channel, open_link, service, supervisor)

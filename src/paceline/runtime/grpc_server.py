@@ -1,6 +1,11 @@
 """A gRPC server as every service boots it: health, reflection, TLS, stated limits, errors with details.
 
-The health of each service, and of "" (the whole server), is NOT_SERVING until `set_serving(True)`.
+Two questions are answered by health, under different names:
+
+| name | SERVING | for |
+|---|---|---|
+| "" and each rpc service | after `set_serving(True)`, unless `set_healthy(False)` | readiness: send work here |
+| `liveness` | from the start, unless `set_healthy(False)` | liveness: else restart the process |
 """
 
 from __future__ import annotations
@@ -18,6 +23,8 @@ from paceline.runtime.grpc_errors import ErrorInterceptor
 from paceline.runtime.settings import ServiceSettings
 
 MAX_CONCURRENT_STREAMS = 4096
+LIVENESS = "liveness"
+"""Health service that says whether the process works at all, ready or not."""
 _KEEPALIVE_TIME_MS = 20_000
 _KEEPALIVE_TIMEOUT_MS = 10_000
 _LEAST_PING_INTERVAL_MS = 5_000
@@ -47,7 +54,8 @@ class GrpcServer:
         self._settings = settings
         self._names = ("", *service_names)
         self._health = health.aio.HealthServicer()
-        self._wanted = False
+        self._serving = False
+        self._healthy = True
         self._changed = asyncio.Event()
         self.server = grpc.aio.server(
             interceptors=[ErrorInterceptor()],
@@ -63,7 +71,7 @@ class GrpcServer:
         reflection.enable_server_reflection((*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.server)
 
     async def start(self) -> str:
-        """Listens and answers; health says NOT_SERVING.
+        """Listens and answers; health says NOT_SERVING, for `liveness` SERVING.
 
         Returns:
             The address, with the port that was taken.
@@ -71,7 +79,7 @@ class GrpcServer:
         Raises:
             ConfigurationError: the address cannot be bound or a certificate cannot be read.
         """
-        await self._apply(False)
+        await self._apply()
         address = f"{self._settings.host}:{self._settings.port}"
         try:
             credentials = self._credentials()
@@ -98,23 +106,32 @@ class GrpcServer:
         return grpc.ssl_server_credentials([pair], authorities, authorities is not None)
 
     def set_serving(self, serving: bool) -> None:
-        """Turns the health of all services; takes effect through `run_health`."""
-        self._wanted = serving
+        """Says whether the services take work; takes effect through `run_health`."""
+        self._serving = serving
+        self._changed.set()
+
+    def set_healthy(self, healthy: bool) -> None:
+        """Says whether the process works; while it does not it is neither ready nor alive."""
+        self._healthy = healthy
         self._changed.set()
 
     async def run_health(self) -> None:
-        """Publishes the wanted health whenever it changes; a supervised task."""
+        """Publishes the health whenever it changes; a supervised task."""
         while True:
             await self._changed.wait()
             self._changed.clear()
-            await self._apply(self._wanted)
+            await self._apply()
 
-    async def _apply(self, serving: bool) -> None:
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+    async def _apply(self) -> None:
+        await self._health.set(LIVENESS, _status(self._healthy))
         for name in self._names:
-            await self._health.set(name, status)
+            await self._health.set(name, _status(self._serving and self._healthy))
 
     async def stop(self, grace_s: float) -> None:
         """Ends the server: no new rpc, running ones may take `grace_s` more and are cancelled then."""
         await self._health.enter_graceful_shutdown()
         await self.server.stop(grace_s)
+
+
+def _status(good: bool) -> health_pb2.HealthCheckResponse.ServingStatus:
+    return health_pb2.HealthCheckResponse.SERVING if good else health_pb2.HealthCheckResponse.NOT_SERVING

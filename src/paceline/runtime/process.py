@@ -1,6 +1,6 @@
 """The life of a service's process: boot, ready, serve, drain, stop.
 
-1. listen, with health NOT_SERVING;
+1. listen, with health NOT_SERVING, and serve the metrics if `metrics_port` is set;
 2. `service.start`: load what it needs and prove that it works;
 3. health SERVING, and the ready file;
 4. until SIGTERM or SIGINT, or until a task fails that the service cannot do without;
@@ -10,13 +10,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Protocol
@@ -31,6 +32,7 @@ from paceline.runtime.logs import configure_logging
 from paceline.runtime.parent import end_with_parent
 from paceline.runtime.settings import ServiceSettings, SettingsT, describe, load_settings
 from paceline.runtime.supervisor import OnError, Supervisor
+from paceline.runtime.telemetry import metrics_endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +52,11 @@ class Service(Protocol):
         """Its metrics."""
 
     @property
-    def addresses(self) -> Mapping[str, str]:
-        """Further addresses that it listens on once it has started, such as {"http": "127.0.0.1:8000"}."""
+    def addresses(self) -> MutableMapping[str, str]:
+        """Further addresses that it listens on once it has started, such as {"http": "127.0.0.1:8000"}.
+
+        `serve` adds that of the metrics.
+        """
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds its servicers."""
@@ -142,15 +147,19 @@ async def serve(name: str, settings: ServiceSettings, service: Service) -> None:
     server = GrpcServer(settings, service.grpc_services)
     service.register(server.server)
     try:
-        async with Supervisor(name) as supervisor:
+        async with contextlib.AsyncExitStack() as stack:
+            if settings.metrics_port is not None:
+                endpoint = metrics_endpoint(service.registry, settings.host, settings.metrics_port)
+                service.addresses["metrics"] = await stack.enter_async_context(endpoint)
+            supervisor = await stack.enter_async_context(Supervisor(name))
             address = await server.start()
             supervisor.spawn("health", server.run_health, on_error=OnError.FAIL)
             try:
-                logger.info("listening", extra={"address": address})
-                if await _unless(stop_requested, service.start(supervisor, server.set_serving)):
+                logger.info("listening", extra={"address": address, **_named(service.addresses)})
+                if await _unless(stop_requested, service.start(supervisor, server.set_healthy)):
                     server.set_serving(True)
                     _write_ready_file(settings.ready_file, address, service.addresses)
-                    logger.info("ready", extra={"address": address})
+                    logger.info("ready", extra={"address": address, **_named(service.addresses)})
                     await stop_requested.wait()
                     logger.info("draining")
                     server.set_serving(False)
@@ -214,6 +223,11 @@ def _write_ready_file(path: Path | None, address: str, more: Mapping[str, str]) 
     if path is None:
         return
     partial = path.with_name(path.name + ".partial")
-    told = {"address": address, "pid": os.getpid()} | {f"{name}_address": where for name, where in more.items()}
+    told = {"address": address, "pid": os.getpid()} | _named(more)
     partial.write_text(json.dumps(told), encoding="utf-8")
     partial.replace(path)
+
+
+def _named(addresses: Mapping[str, str]) -> dict[str, str]:
+    """Addresses by the names that they have in the ready file and in the log."""
+    return {f"{name}_address": where for name, where in addresses.items()}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import grpc
@@ -14,7 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc  # type:
 
 from paceline.errors import ConfigurationError
 from paceline.runtime.grpc_client import ClientTls, open_channel
-from paceline.runtime.grpc_server import GrpcServer
+from paceline.runtime.grpc_server import LIVENESS, GrpcServer
 from paceline.runtime.settings import ServiceSettings, load_settings
 from paceline.runtime.supervisor import Supervisor
 
@@ -59,6 +60,29 @@ async def test_health_turns_for_the_server_and_its_service() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Check(health_pb2.HealthCheckRequest(service="unknown"))
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_readiness_and_liveness_are_two_questions() -> None:
+    """Loading and draining are no reason to restart a process; that it does not work is, and it is not ready then."""
+    async with serving() as (server, address), open_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+
+        async def told(name: str) -> int:
+            return int((await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)).status)
+
+        async def after(change: Callable[[], None]) -> tuple[int, int, int]:
+            change()
+            await asyncio.sleep(0)  # `run_health` publishes before it waits again
+            return await told(""), await told(NAME), await told(LIVENESS)
+
+        assert await after(lambda: None) == (NOT_SERVING, NOT_SERVING, SERVING)
+        assert await after(lambda: server.set_serving(True)) == (SERVING, SERVING, SERVING)
+        assert await after(lambda: server.set_healthy(False)) == (NOT_SERVING, NOT_SERVING, NOT_SERVING)
+        assert await after(lambda: server.set_healthy(True)) == (SERVING, SERVING, SERVING)
+        assert await after(lambda: server.set_serving(False)) == (NOT_SERVING, NOT_SERVING, SERVING)
+        # Well again while it drains: still not ready.
+        server.set_healthy(False)
+        assert await after(lambda: server.set_healthy(True)) == (NOT_SERVING, NOT_SERVING, SERVING)
 
 
 async def test_reflection_lists_the_services() -> None:

@@ -343,8 +343,8 @@ class Fleet:
         await until(lambda: all(pool is None or pool.num_sessions + pool.num_searching == 0 for pool in pools))
         await until(lambda: all(node.num_sessions == 0 for node in self.nodes))
 
-    def client(self) -> AsyncClient:
-        return AsyncClient(self.address)
+    def client(self, api_key: str | None = None) -> AsyncClient:
+        return AsyncClient(self.address, api_key=api_key)
 
     def request(
         self,

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from paceline_gateway.api_keys import ApiKeys
 from paceline_gateway.servicer import GenerationServicer
 
 from paceline.client import AsyncClient
@@ -27,9 +28,11 @@ from paceline.generation import Started
 from paceline.messages import SamplingParams
 from paceline.runtime.grpc_client import open_channel
 from paceline.runtime.grpc_errors import error_from_rpc
+from paceline.runtime.grpc_server import GrpcServer
+from paceline.runtime.settings import ServiceSettings
 from paceline.text.request import ChatMessage, ChatPrompt, SpeculationOptions, TextPrompt, TokenPrompt
 from paceline.v1 import gateway_pb2
-from paceline.v1.gateway_pb2_grpc import GenerationStub
+from paceline.v1.gateway_pb2_grpc import GenerationStub, add_GenerationServicer_to_server
 from tests.fakes.scripted_drafter import ScriptedDrafter, StepGate, wrong_at
 from tests.fakes.toy_runner import hash_law, poisoned_law
 from tests.integration.fleet import VOCAB, Fleet, free_port, generate, perfect_method, plain_tokens, target_law, until
@@ -368,9 +371,12 @@ async def test_bytes_that_are_no_message_are_refused(
 
 
 async def test_a_gateway_that_is_starting_says_so() -> None:
-    servicer = GenerationServicer()
-    with pytest.raises(Unavailable, match="starting"):
-        await servicer.ListModels(gateway_pb2.ListModelsRequest(), None)  # type: ignore[arg-type]
+    server = GrpcServer(ServiceSettings(), ["paceline.v1.Generation"])
+    add_GenerationServicer_to_server(GenerationServicer(ApiKeys.load(None)), server.server)
+    async with AsyncClient(await server.start()) as client:
+        with pytest.raises(Unavailable, match="starting"):
+            await client.list_models()
+    await server.stop(0)
 
 
 async def test_client_errors_have_the_class_that_the_gateway_raised() -> None:

@@ -9,7 +9,7 @@ import uuid
 
 from paceline.errors import NotFound, Unavailable
 from paceline.generation import ServedModel
-from paceline.session.store import SessionRecord
+from paceline.session.store import SessionRecord, unknown_session
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.commit import Committer
 from paceline.text.request import ChatPrompt, GenerationRequest, PreparedRequest, TextPrompt
@@ -70,16 +70,16 @@ class Door:
             ),
         )
 
-    async def record(self, session: str) -> SessionRecord:
-        """The record of a session.
+    async def record(self, session: str, caller: Caller) -> SessionRecord:
+        """The record of a session that the caller made.
 
         Raises:
-            NotFound: there is none.
+            NotFound: there is none, or it is somebody else's.
             Unavailable: the store does not answer.
         """
         record = await self._services.store.get(session)
-        if record is None:
-            raise NotFound(f"there is no session {session!r}, or it has expired", field="session")
+        if record is None or record.tenant != caller.tenant:
+            raise unknown_session(session)
         return record
 
     @property

@@ -22,6 +22,7 @@ from paceline.session.store import SessionStore
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 from paceline.v1 import gateway_pb2, gateway_pb2_grpc
+from paceline_gateway.api_keys import ApiKeys
 from paceline_gateway.door import Door, DoorSettings
 from paceline_gateway.fitness import Fitness
 from paceline_gateway.link_codec import DRAFTER_CODEC, VERIFIER_CODEC, LinkCodec
@@ -53,6 +54,7 @@ class GatewayService:
     """The gateway's `Service`.
 
     Attributes:
+        keys: the API keys that clients must show.
         servicer: its rpc service.
         sessions: all running generations.
         store: records of sessions.
@@ -68,9 +70,13 @@ class GatewayService:
         Args:
             settings: what it is told.
             store: used instead of the one that the settings name.
+
+        Raises:
+            ConfigurationError: the file of API keys or the store's URL cannot be used.
         """
         self._settings = settings
-        self.servicer = GenerationServicer()
+        self.keys = ApiKeys.load(settings.api_keys_file)
+        self.servicer = GenerationServicer(self.keys)
         self.sessions = Sessions(settings.max_concurrent_generations)
         self.store = make_store(settings) if store is None else store
         self.verifiers: Pool | None = None

@@ -1,4 +1,8 @@
-"""Translates the gateway's rpcs: protobuf in, the door's and the session's answers out."""
+"""Translates the gateway's rpcs: protobuf in, the door's and the session's answers out.
+
+Each rpc begins with `_enter`: it names the request and asks for the client's API key. Health and reflection are other
+services and stay open.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import grpc.aio
 
 from paceline.errors import Unavailable
 from paceline.generation import SessionInfo
+from paceline.runtime.logs import bind_log_context
 from paceline.session.store import SessionRecord
 from paceline.v1 import gateway_pb2, gateway_pb2_grpc
 from paceline.wire.generation import (
@@ -17,14 +22,20 @@ from paceline.wire.generation import (
     served_model_to_pb,
     session_info_to_pb,
 )
-from paceline_gateway.caller import Caller
+from paceline_gateway.api_keys import ApiKeys
+from paceline_gateway.caller import REQUEST_ID_HEADER, Caller, request_id_of
 from paceline_gateway.door import Door
 
 
 class GenerationServicer(gateway_pb2_grpc.GenerationServicer):
-    """The rpc service `paceline.v1.Generation`. Answers `Unavailable` until it is opened."""
+    """The rpc service `paceline.v1.Generation`. Answers `Unavailable` until it is opened.
 
-    def __init__(self) -> None:
+    Args:
+        keys: who may call it.
+    """
+
+    def __init__(self, keys: ApiKeys) -> None:
+        self._keys = keys
         self._open_door: Door | None = None
 
     def open(self, door: Door) -> None:
@@ -46,7 +57,9 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServicer):
         self, request: gateway_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
         """Generates one completion and streams it."""
-        generation = await self.door.start(generate_request_from_pb(request), Caller())
+        caller = await self._enter(context)
+        generation = await self.door.start(generate_request_from_pb(request), caller)
+        bind_log_context(session=generation.session)
 
         def ended(_context: object = None) -> None:
             generation.leave()
@@ -62,15 +75,29 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServicer):
     async def GetSession(  # noqa: N802
         self, request: gateway_pb2.GetSessionRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> gateway_pb2.GetSessionResponse:
-        """Reads the record of a session."""
-        record = await self.door.record(request.session)
+        """Reads the record of a session that the client made."""
+        caller = await self._enter(context)
+        record = await self.door.record(request.session, caller)
         return session_info_to_pb(_session_info(record))
 
     async def ListModels(  # noqa: N802
         self, request: gateway_pb2.ListModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> gateway_pb2.ListModelsResponse:
         """Lists the models that can be asked for."""
+        await self._enter(context)
         return gateway_pb2.ListModelsResponse(models=[served_model_to_pb(model) for model in self.door.models()])
+
+    async def _enter(self, context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
+        """Names the request, in the logs and to the client, and finds out who sends it.
+
+        Raises:
+            Unauthenticated: keys are required, and no valid one came.
+        """
+        sent = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        request_id = request_id_of(sent.get(REQUEST_ID_HEADER))
+        bind_log_context(request_id=request_id)
+        await context.send_initial_metadata(((REQUEST_ID_HEADER, request_id),))
+        return Caller(self._keys.tenant(sent.get("authorization")), request_id)
 
 
 def _session_info(record: SessionRecord) -> SessionInfo:

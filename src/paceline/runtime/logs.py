@@ -1,7 +1,9 @@
 """Structured logs on stderr: one JSON object or one readable line per record.
 
-Fields come from `extra=`: `logger.info("session closed", extra={"session": name, "epoch": 3})`. Prompts and generated
-text are never logged; what identifies a request is its session.
+Fields come from `extra=`: `logger.info("session closed", extra={"session": name, "epoch": 3})`, and from the context: a
+door names the request that its task works on, a session actor its session, and every record that is made in there, by
+whatever part, has them. Prompts and generated text are logged only where `log_prompts` says so; what identifies a
+request is its id and its session.
 """
 
 from __future__ import annotations
@@ -10,13 +12,36 @@ import datetime
 import json
 import logging
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, Literal
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
+_context: ContextVar[Mapping[str, str]] = ContextVar("paceline_log_context", default=MappingProxyType({}))
+
+
+def bind_log_context(**fields: str) -> None:
+    """Adds fields to every record of the running task from now on, and of tasks that it starts."""
+    _context.set({**_context.get(), **fields})
+
+
+@contextmanager
+def log_context(**fields: str) -> Iterator[None]:
+    """Adds fields to every record that is made inside; for a part of a task that serves many."""
+    token = _context.set({**_context.get(), **fields})
+    try:
+        yield
+    finally:
+        _context.reset(token)
+
+
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
+    """Fields of the context and of the record; the record's win."""
+    return {**_context.get(), **{name: value for name, value in vars(record).items() if name not in _STANDARD}}
 
 
 class JsonFormatter(logging.Formatter):

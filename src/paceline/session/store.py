@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from paceline.errors import NotFound
 from paceline.messages import AcceptanceRule, SamplingParams
 
 
@@ -94,6 +95,11 @@ class Append:
     from_len: int
     tokens: tuple[int, ...]
     positions: Positions
+
+
+def unknown_session(session: str) -> NotFound:
+    """The error for a session that does not exist, and for one that is somebody else's: the same words for both."""
+    return NotFound(f"there is no session {session!r}, or it has expired", field="session")
 
 
 class SessionStore(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,17 @@ _PATH = re.compile(rf"(?<![\w./-])((?:{_FOLDERS})/[\w./*-]*[\w*])")
 _LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 _FENCE = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`([^`\n]+)`")
-_WILDCARD = re.compile(r"[*<{]")
+_LABELLED_FENCE = re.compile(r"^```([a-z]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_SHELLS = ("sh", "shell", "bash", "console")
+_VARIABLES = re.compile(r"^(?:[A-Z_]+=\S* +)+")
+
+_CHECKED_PROGRAMS = {
+    "make": "a target of the Makefile, see below",
+    "paceline": "parsed by its own command line, see below",
+    "pip": "its packages and extras are looked up, see below",
+    "curl": "run by tests/e2e/test_readme.py",
+}
+"""What a block of shell commands may hold, and where it is checked."""
 
 _SETTINGS: dict[str, type[ServiceSettings]] = {
     "gateway": GatewaySettings,
@@ -78,6 +89,31 @@ def test_every_command_that_is_named_parses(document: Path) -> None:
         # Inline code often names a command without its arguments; in a block it must be complete.
         complete = bool(arguments)
         command.make_context(name, arguments, resilient_parsing=not complete)
+
+
+def programs_of(block: str) -> list[str]:
+    """The program of each line of a shell block."""
+    lines = [line for line in block.replace("\\\n", " ").splitlines() if line.strip() and not line.startswith("#")]
+    return [_VARIABLES.sub("", line).split()[0].removeprefix(".venv/bin/") for line in lines]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_shell_command_is_one_that_is_checked(document: Path) -> None:
+    for label, block in _LABELLED_FENCE.findall(document.read_text()):
+        programs = programs_of(block)
+        # A block without a label is a shell block if it begins like one; else it is output or a drawing.
+        if label in _SHELLS or (not label and programs[:1] and programs[0] in _CHECKED_PROGRAMS):
+            assert set(programs) <= _CHECKED_PROGRAMS.keys()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_local_package_that_pip_shall_install_exists(document: Path) -> None:
+    for line in code_lines(document.read_text()):
+        if re.match(r"(?:\.venv/bin/)?(?:uv )?pip install ", line) is None:
+            continue
+        for folder, extras in re.findall(r"(?:-e|--editable) '?([\w./-]+)(?:\[([\w,-]+)\])?'?", line):
+            project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+            assert set(filter(None, extras.split(","))) <= project.get("optional-dependencies", {}).keys(), line
 
 
 def test_the_readme_shows_the_two_commands_first() -> None:

@@ -21,7 +21,6 @@ from paceline.errors import (
     InvalidArgument,
     NotFound,
     PacelineError,
-    SessionBusy,
     Unavailable,
 )
 from paceline.generation import Started
@@ -182,15 +181,6 @@ async def test_models_and_sessions_can_be_listed(tmp_path: Path) -> None:
         with pytest.raises(NotFound) as caught:
             await client.get_session("nobody")
         assert caught.value.field == "session"
-
-
-async def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
-    async with Fleet.start(tmp_path, LAW) as fleet, fleet.client() as client:
-        run = await generate(client, fleet.request(PROMPT, session="mine"))
-        with pytest.raises(SessionBusy) as caught:
-            await generate(client, fleet.request([7, 7], session="mine"))
-        assert caught.value.field == "session"
-        assert list((await client.get_session("mine")).tokens) == PROMPT + run.tokens
 
 
 async def test_generations_beyond_the_limit_are_refused_at_once(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.errors import SessionBusy
-from paceline.session.store import AppendOutcome, Positions, SessionState, SessionStore
+from paceline.errors import NotFound, SessionBusy
+from paceline.session.store import AppendOutcome, Positions, SessionState, SessionStore, unknown_session
 from tests.integration.session_stores import PROMPT, RECORD, append, record, servers, store
 
 __all__ = ["servers", "store"]
@@ -42,13 +42,69 @@ async def test_tokens_of_any_number_come_back(store: SessionStore, count: int) -
     assert await tokens_of(store) == tokens + tokens
 
 
-@pytest.mark.parametrize("state", list(SessionState))
-async def test_a_name_is_taken_whatever_the_state(store: SessionStore, state: SessionState) -> None:
-    await store.create(record(state=state))
-    with pytest.raises(SessionBusy, match=r"'chat\.1' exists already") as caught:
-        await store.create(record(epoch=9, owner="gateway-2"))
+ENDED = [state for state in SessionState if state is not SessionState.RUNNING]
+
+
+@pytest.mark.parametrize("epoch", [1, 3, 4])
+async def test_the_name_of_a_running_session_is_taken(store: SessionStore, epoch: int) -> None:
+    await store.create(RECORD)
+    with pytest.raises(SessionBusy, match=r"running on session 'chat\.1'.* free again 60 s") as caught:
+        await store.create(record(epoch=epoch, owner="gateway-2"))
     assert caught.value.field == "session"
+    assert await store.get("chat.1") == RECORD
+
+
+@pytest.mark.parametrize("state", ENDED)
+async def test_an_ended_record_is_replaced_under_a_newer_epoch(store: SessionStore, state: SessionState) -> None:
+    await store.create(RECORD)
+    await store.append(append(21, 22, at=3))
+    await store.finish("chat.1", 3, state, "whatever")
+    for epoch in (1, 3):
+        with pytest.raises(SessionBusy):
+            await store.create(record(epoch=epoch, tokens=(5,)))
+    new = record(epoch=4, owner="gateway-2", tokens=(5, 6), positions=Positions(), finish_reason="")
+    await store.create(new)
+    assert await store.get("chat.1") == new
+    assert await store.append(append(23, at=5)) is FENCED
+    assert await store.finish("chat.1", 3, SessionState.FAILED, "late") is FENCED
+    assert await store.append(append(7, at=2, epoch=4)) is APPLIED
+    assert await tokens_of(store) == (5, 6, 7)
+
+
+@pytest.mark.parametrize("tenant", ["", "team", "team-ö2"])
+@pytest.mark.parametrize("state", list(SessionState))
+async def test_the_name_of_another_tenant_is_unknown(store: SessionStore, state: SessionState, tenant: str) -> None:
+    await store.create(record(state=state))
+    with pytest.raises(NotFound) as caught:
+        await store.create(record(epoch=9, tenant=tenant))
+    assert caught.value.message == unknown_session("chat.1").message
     assert await store.get("chat.1") == record(state=state)
+
+
+async def test_epochs_are_numbers_and_no_words(store: SessionStore) -> None:
+    await store.create(record(epoch=9, state=SessionState.FINISHED))
+    await store.create(record(epoch=10, state=SessionState.FINISHED))
+    with pytest.raises(SessionBusy):
+        await store.create(record(epoch=9))
+
+
+async def test_of_many_that_replace_a_record_one_wins(store: SessionStore) -> None:
+    await store.create(record(state=SessionState.FINISHED))
+
+    async def replace_by(owner: str) -> str | None:
+        try:
+            await store.create(record(epoch=4, owner=owner, tokens=(1, 2)))
+        except SessionBusy:
+            return None
+        # Even one that has ended at once is not replaced by the others, which have seen the record before it.
+        await store.finish("chat.1", 4, SessionState.FINISHED, "stop")
+        return owner
+
+    winners = await asyncio.gather(*[replace_by(f"gateway-{index}") for index in range(10)])
+    (winner,) = [owner for owner in winners if owner]
+    assert await store.get("chat.1") == record(
+        epoch=4, owner=winner, tokens=(1, 2), state=SessionState.FINISHED, finish_reason="stop"
+    )
 
 
 async def test_appends_set_tokens_and_positions_together(store: SessionStore) -> None:

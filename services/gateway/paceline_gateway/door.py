@@ -9,7 +9,7 @@ import uuid
 
 from paceline.errors import NotFound, Unavailable
 from paceline.generation import ServedModel
-from paceline.session.store import SessionRecord, unknown_session
+from paceline.session.store import SessionRecord, SessionState, busy_session, unknown_session
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.commit import Committer
 from paceline.text.request import ChatPrompt, GenerationRequest, PreparedRequest, TextPrompt
@@ -17,7 +17,7 @@ from paceline.text.tokenizer import Tokenizer
 from paceline.text.validation import prepare
 from paceline_gateway.caller import Caller
 from paceline_gateway.generation import Generation
-from paceline_gateway.plan import GenerationPlan
+from paceline_gateway.plan import EPOCH_OF_A_NEW_SESSION, GenerationPlan
 from paceline_gateway.services import SessionServices
 from paceline_gateway.session_actor import SessionActor
 from paceline_gateway.sessions import Sessions
@@ -95,11 +95,11 @@ class Door:
             caller: who asks.
 
         Raises:
-            NotFound: no such model.
+            NotFound: no such model, or the session is another tenant's.
             InvalidArgument: a field cannot work; names it and the limit.
             CapacityExceeded: too many generations run.
             Unavailable: no verifier, or the gateway is shutting down.
-            SessionBusy: a generation of that name runs here.
+            SessionBusy: a generation runs on the session, here or elsewhere.
         """
         if request.model not in ("", self._settings.model):
             raise NotFound(
@@ -118,7 +118,7 @@ class Door:
     async def _make_actor(self, request: GenerationRequest, caller: Caller, arrived_at: float) -> SessionActor:
         await self._wait_for_verifier()
         prepared = await self._prepare(request)
-        plan = self._plan(prepared, caller)
+        plan = self._plan(prepared, caller, await self._next_epoch(request.session, caller))
         committer = Committer(self._tokenizer, prepared.end, prepared.prompt_ids)
         return SessionActor(plan, committer, self._services, self._warnings(plan), arrived_at)
 
@@ -148,7 +148,33 @@ class Door:
 
         return await asyncio.to_thread(work) if _prompt_chars(request) > _INLINE_CHARS else work()
 
-    def _plan(self, prepared: PreparedRequest, caller: Caller) -> GenerationPlan:
+    async def _next_epoch(self, session: str | None, caller: Caller) -> int:
+        """Fencing number of a generation. A name that its tenant used before goes on under the next one.
+
+        Nobody is kept out by this: the record itself is taken atomically, when it is written.
+
+        Raises:
+            NotFound: the session is another tenant's.
+            SessionBusy: a generation runs on it.
+            Unavailable: the store does not answer.
+        """
+        if session is None:
+            return EPOCH_OF_A_NEW_SESSION
+        await self._sessions.wait_free(session, caller.tenant)
+        record = await self._services.store.get(session)
+        if record is None:
+            return EPOCH_OF_A_NEW_SESSION
+        if record.tenant != caller.tenant:
+            raise unknown_session(session)
+        if record.state is SessionState.RUNNING:
+            await self._sessions.wait_free(session, caller.tenant)
+            if record.owner != self._services.owner:
+                raise busy_session(session, self._services.limits.record_expiry_s)
+            # Written by this process, which runs nothing of that name: its end could not be recorded.
+            await self._services.store.finish(session, record.epoch, SessionState.FAILED, Unavailable.code)
+        return record.epoch + 1
+
+    def _plan(self, prepared: PreparedRequest, caller: Caller, epoch: int) -> GenerationPlan:
         request = prepared.request
         options = request.speculation
         num_draft_tokens = (
@@ -169,6 +195,7 @@ class Door:
             stop=request.stop,
             method=options.method,
             draft_ahead=self._settings.draft_ahead,
+            epoch=epoch,
             tenant=caller.tenant,
             request_id=caller.request_id,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from paceline.errors import Cancelled, Fenced, PacelineError, SessionBusy
+from paceline.errors import Cancelled, Fenced, NotFound, PacelineError, SessionBusy
 from paceline.generation import Evidence, Finished, Started
 from paceline.session.store import AppendOutcome, Positions, SessionRecord, SessionState, SessionStore
 from paceline.token_log import TokenLog
@@ -130,7 +130,7 @@ class Outlet:
                 self._journal.abandon()
                 raise
             return
-        if not self.started and (isinstance(result, SessionBusy) or not self._plan.session_drawn):
+        if not self.started and (isinstance(result, SessionBusy | NotFound) or not self._plan.session_drawn):
             # Without an answer nobody knows whether a name that the client chose is free.
             self._journal.abandon()
             raise result

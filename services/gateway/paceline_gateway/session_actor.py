@@ -89,6 +89,16 @@ class SessionActor:
         return self._plan.session
 
     @property
+    def tenant(self) -> str:
+        """Whose it is; empty without API keys."""
+        return self._plan.tenant
+
+    @property
+    def served(self) -> bool:
+        """Its client has got the terminal message; its record may still be completed."""
+        return self._outlet.terminal_sent
+
+    @property
     def prompt(self) -> tuple[int, ...]:
         """Tokens of its prompt."""
         return self._plan.prompt

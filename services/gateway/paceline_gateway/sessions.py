@@ -11,9 +11,13 @@ import logging
 
 from paceline.errors import CapacityExceeded, SessionBusy, Unavailable
 from paceline.runtime.supervisor import OnError, Supervisor
+from paceline.session.store import unknown_session
 from paceline_gateway.session_actor import SessionActor
 
 logger = logging.getLogger(__name__)
+
+_RECORD_WAIT_S = 2.0
+"""For a generation to complete its record before the next one of its name is refused."""
 
 
 class Permit:
@@ -87,16 +91,44 @@ class Sessions:
         """Starts an actor.
 
         Raises:
+            NotFound: the session is another tenant's.
             SessionBusy: a generation of that name is running here.
         """
         if self._supervisor is None:
             raise Unavailable("this gateway is shutting down; use another one")
         name = actor.session
-        if name in self._actors:
-            raise SessionBusy(f"a generation is running on session {name!r}; choose another name", field="session")
+        self._check_free(name, actor.tenant)
         self._actors[name] = actor
         self._supervisor.spawn(
             f"session {name}", actor.run, on_error=OnError.LOG, on_end=lambda _error: self._ended(name)
+        )
+
+    async def wait_free(self, session: str, tenant: str) -> None:
+        """Returns when no generation of that name runs here.
+
+        A generation whose client has been served is waited for: it completes its record, which takes a moment.
+
+        Raises:
+            NotFound: the session is another tenant's.
+            SessionBusy: a generation of that name is running, or cannot complete its record.
+        """
+        try:
+            async with asyncio.timeout(_RECORD_WAIT_S):
+                while (actor := self._actors.get(session)) is not None and actor.tenant == tenant and actor.served:
+                    self._one_ended.clear()
+                    await self._one_ended.wait()
+        except TimeoutError:
+            pass
+        self._check_free(session, tenant)
+
+    def _check_free(self, session: str, tenant: str) -> None:
+        actor = self._actors.get(session)
+        if actor is None:
+            return
+        if actor.tenant != tenant:
+            raise unknown_session(session)
+        raise SessionBusy(
+            f"a generation is running on session {session!r}: wait for its end, or use another name", field="session"
         )
 
     def _ended(self, name: str) -> None:

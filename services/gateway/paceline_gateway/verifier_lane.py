@@ -204,8 +204,9 @@ class VerifierLane:
         if isinstance(event, Verified):
             return self._verdict(event, now)
         if isinstance(event, Opened):
-            self._opened = True
-            self.kv_len = event.kv_len
+            if event.epoch == self._plan.epoch:
+                self._opened = True
+                self.kv_len = event.kv_len
         elif isinstance(event, Failed):
             return self._failed(event, now)
         elif isinstance(event, NeedTokens | Evicted):

@@ -10,8 +10,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.errors import SessionBusy
-from paceline.session.store import Append, AppendOutcome, SessionRecord, SessionState
+from paceline.session.store import (
+    Append,
+    AppendOutcome,
+    SessionRecord,
+    SessionState,
+    busy_session,
+    unknown_session,
+)
 
 
 @dataclass(slots=True)
@@ -40,8 +46,12 @@ class MemoryStore:
 
     async def create(self, record: SessionRecord) -> None:
         """See `SessionStore.create`."""
-        if self._live(record.session) is not None:
-            raise SessionBusy(f"session {record.session!r} exists already; choose another name", field="session")
+        before = self._live(record.session)
+        if before is not None:
+            if before.tenant != record.tenant:
+                raise unknown_session(record.session)
+            if before.state is SessionState.RUNNING or before.epoch >= record.epoch:
+                raise busy_session(record.session, self._expiry_s)
         self._write(record)
 
     async def put(self, record: SessionRecord) -> AppendOutcome:

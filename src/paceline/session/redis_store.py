@@ -1,6 +1,6 @@
 """Records of sessions in Redis or Valkey, shared by all gateways.
 
-    paceline:{<session>}            hash: epoch, owner, state, sampling, positions, ..., see `codec`
+    paceline:{<session>}            hash: epoch, owner, tenant, state, sampling, positions, ..., see `codec`
     paceline:{<session>}:tokens     string: all final tokens as little-endian int32, append-only
 
 The braces are part of the names: they put both keys of a session on one shard. Both keys expire together; every write
@@ -20,10 +20,17 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from paceline.errors import ConfigurationError, SessionBusy
+from paceline.errors import ConfigurationError
 from paceline.session.codec import pack_tokens, position_fields, record_fields, record_from_fields
 from paceline.session.script_writer import ScriptCall, ScriptWriter, load_scripts, unavailable
-from paceline.session.store import Append, AppendOutcome, SessionRecord, SessionState
+from paceline.session.store import (
+    Append,
+    AppendOutcome,
+    SessionRecord,
+    SessionState,
+    busy_session,
+    unknown_session,
+)
 
 Result = TypeVar("Result")
 
@@ -79,8 +86,13 @@ class RedisStore:
         packed = pack_tokens(record.tokens)
         # A call that has to be repeated must know its own record from another of that name.
         call_id = secrets.token_hex(8)
-        if await self._call("create", record.session, call_id, packed, self._expiry_ms, *fields) == "exists":
-            raise SessionBusy(f"session {record.session!r} exists already; choose another name", field="session")
+        outcome = await self._call(
+            "create", record.session, call_id, record.epoch, record.tenant, packed, self._expiry_ms, *fields
+        )
+        if outcome == "foreign":
+            raise unknown_session(record.session)
+        if outcome == "busy":
+            raise busy_session(record.session, self._expiry_ms / 1000)
 
     async def put(self, record: SessionRecord) -> AppendOutcome:
         """See `SessionStore.put`."""

@@ -9,6 +9,7 @@ again and the calls that it refused are repeated. Knows nothing of records.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -87,7 +88,10 @@ class ScriptWriter:
         self._waiting.append((call, answer))
         if self._sender is None:
             # The task starts after everything that is ready in this turn, so that all of it joins the group.
-            self._sender = asyncio.create_task(self._send_all(), name="redis script writer")
+            # It works for all sessions: what it logs is not about the one whose call came first.
+            self._sender = asyncio.create_task(
+                self._send_all(), name="redis script writer", context=contextvars.Context()
+            )
         return await answer
 
     async def close(self) -> None:

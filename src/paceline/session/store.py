@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from paceline.errors import NotFound
+from paceline.errors import NotFound, SessionBusy
 from paceline.messages import AcceptanceRule, SamplingParams
 
 
@@ -102,14 +102,31 @@ def unknown_session(session: str) -> NotFound:
     return NotFound(f"there is no session {session!r}, or it has expired", field="session")
 
 
+def busy_session(session: str, expiry_s: float) -> SessionBusy:
+    """The error for a session on which a generation runs, here or elsewhere.
+
+    Args:
+        session: its name.
+        expiry_s: life of its record after the last write.
+    """
+    return SessionBusy(
+        f"a generation is running on session {session!r}: wait for its end, or use another name. If the gateway that "
+        f"ran it has died, the name is free again {expiry_s:g} s after its last token",
+        field="session",
+    )
+
+
 class SessionStore(Protocol):
     """Records of sessions. Raises `Unavailable` when the store does not answer in time."""
 
     async def create(self, record: SessionRecord) -> None:
-        """Writes a new record.
+        """Writes the first record of a generation, atomically.
+
+        A record that has ended is replaced, as a whole, if it is the same tenant's and of an older epoch.
 
         Raises:
-            SessionBusy: a record of that name exists (whatever its state: multi-turn sessions come later).
+            NotFound: the name belongs to another tenant.
+            SessionBusy: a generation runs on the session, or somebody has replaced its record before.
         """
 
     async def put(self, record: SessionRecord) -> AppendOutcome:

@@ -1,8 +1,15 @@
--- A new record. ARGV: id of this call, tokens, expiry in ms, field, value, ...
-if redis.call('EXISTS', KEYS[1]) == 1 then
-  -- The same call once more, repeated because its answer was lost.
-  return redis.call('HGET', KEYS[1], 'created_by') == ARGV[1] and 'applied' or 'exists'
+-- The first record of a generation. ARGV: id of this call, epoch, tenant, tokens, expiry in ms, field, value, ...
+local before = redis.call('HMGET', KEYS[1], 'epoch', 'tenant', 'state', 'created_by')
+local epoch, tenant, state, created_by = before[1], before[2], before[3], before[4]
+if epoch then
+  if created_by == ARGV[1] then
+    return 'applied' -- the same call once more, repeated because its answer was lost
+  elseif tenant ~= ARGV[3] then
+    return 'foreign'
+  elseif state == 'running' or not is_older(epoch, ARGV[2]) then
+    return 'busy'
+  end
 end
-write_record(ARGV[2], ARGV[3], 4)
+write_record(ARGV[4], ARGV[5], 6)
 redis.call('HSET', KEYS[1], 'created_by', ARGV[1])
 return 'applied'

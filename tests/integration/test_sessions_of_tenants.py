@@ -1,0 +1,206 @@
+"""Sessions belong to the API key that made them, and one generation at a time runs on each, on whatever gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from paceline.client import AsyncClient
+from paceline.errors import ModelError, NotFound, SessionBusy
+from paceline.session.memory_store import MemoryStore
+from paceline.session.redis_store import RedisStore
+from paceline.session.store import SessionState, SessionStore
+from tests.fakes.toy_runner import hash_law, poisoned_law
+from tests.integration.fleet import VOCAB, Fleet, Run, generate, perfect_method, plain_tokens
+from tests.integration.paced import request_of, streaming
+from tests.integration.session_stores import Server, start_server
+from tests.integration.test_api_keys import ALICE, keys_file
+
+LAW = hash_law(VOCAB, seed=5)
+PROMPT = [1, 2, 3]
+BOB = "sk-bob-0123456789abcdefgh"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    running = start_server("valkey")
+    yield running
+    running.process.stop()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    """A gateway that knows alice and bob."""
+    return {"api_keys_file": keys_file(tmp_path, f"alice: {ALICE}\nbob: {BOB}\n")}
+
+
+@pytest.fixture
+def shared(settings: dict[str, Any], server: Server) -> dict[str, Any]:
+    """The same with a store that gateways share."""
+    with server.client() as client:
+        client.flushall()
+    return settings | {"redis_url": SecretStr(server.url)}
+
+
+@contextlib.asynccontextmanager
+async def two_gateways(folder: Path, settings: dict[str, Any]) -> AsyncIterator[tuple[Fleet, Fleet]]:
+    folders = [folder / "one", folder / "two"]
+    for each in folders:
+        each.mkdir()
+    async with (
+        Fleet.start(folders[0], LAW, settings=settings, method=perfect_method(LAW)) as one,
+        Fleet.start(folders[1], LAW, settings=settings, method=perfect_method(LAW)) as two,
+    ):
+        yield one, two
+
+
+async def refusal(client: AsyncClient, fleet: Fleet, session: str) -> str:
+    """The words in which a generation is refused; the session's name is taken out of them."""
+    with pytest.raises(NotFound) as caught:
+        await generate(client, fleet.request(PROMPT, session=session))
+    assert caught.value.field == "session"
+    return caught.value.message.replace(repr(session), "NAME")
+
+
+async def unknown(client: AsyncClient, session: str) -> str:
+    with pytest.raises(NotFound) as caught:
+        await client.get_session(session)
+    assert caught.value.field == "session"
+    return caught.value.message.replace(repr(session), "NAME")
+
+
+async def test_a_session_of_somebody_else_is_as_if_it_did_not_exist(tmp_path: Path, settings: dict[str, Any]) -> None:
+    async with (
+        streaming(tmp_path, settings=settings) as (fleet, stream),
+        fleet.client(ALICE) as alice,
+        fleet.client(BOB) as bob,
+    ):
+        words = await unknown(bob, "no-such-session")
+        running = alice.generate(request_of(fleet, session="hers"))
+        await anext(running)
+        assert await unknown(bob, "hers") == words
+        assert await refusal(bob, fleet, "hers") == words
+        assert (await alice.get_session("hers")).state is SessionState.RUNNING
+        stream.pace.open()
+        assert [event async for event in running]
+        await fleet.quiet()
+        assert await unknown(bob, "hers") == words
+        assert await refusal(bob, fleet, "hers") == words
+        assert (await alice.get_session("hers")).state is SessionState.FINISHED
+        # A name of his own, and a drawn one, are his.
+        run = await generate(bob, fleet.request(PROMPT))
+        assert (await bob.get_session(run.started.session)).session == run.started.session
+        assert await unknown(alice, run.started.session) == words
+
+
+async def test_a_second_generation_on_a_running_session_is_refused(tmp_path: Path) -> None:
+    async with streaming(tmp_path, request={"session": "mine"}) as (fleet, stream), fleet.client() as client:
+        await stream.tokens(5)
+        with pytest.raises(SessionBusy, match="wait for its end, or use another name") as caught:
+            await generate(client, fleet.request(PROMPT, session="mine"))
+        assert caught.value.field == "session"
+        run = await stream.rest()
+        assert list((await client.get_session("mine")).tokens)[3:] == run.tokens
+
+
+@pytest.mark.parametrize("on_redis", [False, True])
+async def test_a_name_is_used_again_by_its_owner(tmp_path: Path, shared: dict[str, Any], on_redis: bool) -> None:
+    """One generation right after the other: the end that a client has seen is the end."""
+    settings = shared if on_redis else {"api_keys_file": shared["api_keys_file"]}
+    async with (
+        Fleet.start(tmp_path, LAW, settings=settings, method=perfect_method(LAW)) as fleet,
+        fleet.client(ALICE) as client,
+    ):
+        for epoch in range(1, 13):
+            prompt = [epoch, 2, 3]
+            run = await generate(client, fleet.request(prompt, session="chat"))
+            assert run.tokens == plain_tokens(LAW, prompt, 20)
+            info = await client.get_session("chat")
+            assert (info.epoch, info.state) == (epoch, SessionState.FINISHED)
+            assert list(info.tokens) == prompt + run.tokens
+
+
+async def test_after_a_failure_and_after_a_client_that_left(tmp_path: Path) -> None:
+    law = poisoned_law(LAW, lambda prefix: prefix[0] == 9 and len(prefix) > 5)
+    async with Fleet.start(tmp_path, law, method=perfect_method(LAW)) as fleet, fleet.client() as client:
+        with pytest.raises(ModelError):
+            await generate(client, fleet.request([9, 1, 2], session="s"))
+        assert (await client.get_session("s")).state is SessionState.FAILED
+        stream = client.generate(fleet.request(PROMPT, session="s", max_tokens=200))
+        await anext(stream)
+        await stream.aclose()  # type: ignore[attr-defined]
+        await fleet.quiet()
+        assert (await client.get_session("s")).epoch == 2
+        assert (await generate(client, fleet.request(PROMPT, session="s"))).tokens == plain_tokens(LAW, PROMPT, 20)
+        assert (await client.get_session("s")).epoch == 3
+
+
+async def test_two_gateways_and_one_session(tmp_path: Path, shared: dict[str, Any]) -> None:
+    async with two_gateways(tmp_path, shared) as (one, two), one.client(ALICE) as here, two.client(ALICE) as there:
+        await generate(here, one.request(PROMPT, session="s"))
+        await generate(there, two.request([7, 7], session="s"))
+        assert (await here.get_session("s")).epoch == 2
+        async with two.client(BOB) as bob:
+            assert await refusal(bob, two, "s") == await unknown(bob, "nobody")
+
+
+@pytest.mark.parametrize("used_before", [False, True])
+async def test_of_two_gateways_that_race_for_a_session_one_wins(
+    tmp_path: Path, shared: dict[str, Any], used_before: bool
+) -> None:
+    async with two_gateways(tmp_path, shared) as fleets, contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(fleet.client(ALICE)) for fleet in fleets]
+        store = RedisStore.from_url(shared["redis_url"].get_secret_value(), timeout_s=5.0)
+        stack.push_async_callback(store.close)
+        for attempt in range(8):
+            session = f"s{attempt}"
+            if used_before:
+                await generate(clients[0], fleets[0].request(PROMPT, session=session))
+            prompts = [[1, attempt + 1], [2, attempt + 1]]
+            outcomes: list[Run | BaseException] = await asyncio.gather(
+                *[
+                    generate(client, fleet.request(prompt, session=session, max_tokens=60))
+                    for client, fleet, prompt in zip(clients, fleets, prompts, strict=True)
+                ],
+                return_exceptions=True,
+            )
+            runs = [outcome for outcome in outcomes if isinstance(outcome, Run)]
+            assert len(runs) == 1, outcomes
+            assert any(isinstance(outcome, SessionBusy) for outcome in outcomes)
+            record = await store.get(session)
+            assert record is not None
+            assert (record.epoch, record.tenant, record.state) == (1 + used_before, "alice", SessionState.FINISHED)
+            winner = prompts[outcomes.index(runs[0])]
+            assert list(record.tokens) == winner + runs[0].tokens
+
+
+async def left_running(store: SessionStore, owner: str | None = None) -> None:
+    """Makes the record say that its generation still runs."""
+    record = await store.get("s")
+    assert record is not None
+    await store.put(replace(record, state=SessionState.RUNNING, owner=owner or record.owner, finish_reason=""))
+
+
+async def test_the_session_of_a_dead_gateway_is_busy_until_its_record_expires(tmp_path: Path) -> None:
+    store = MemoryStore()
+    async with Fleet.start(tmp_path, LAW, store=store) as fleet, fleet.client() as client:
+        await generate(client, fleet.request(PROMPT, session="s"))
+        await left_running(store, owner="a-gateway-that-died")
+        with pytest.raises(SessionBusy, match="died, the name is free again 3600 s after"):
+            await generate(client, fleet.request(PROMPT, session="s"))
+
+
+async def test_a_record_whose_end_this_gateway_could_not_write_keeps_nobody_out(tmp_path: Path) -> None:
+    store = MemoryStore()
+    async with Fleet.start(tmp_path, LAW, store=store) as fleet, fleet.client() as client:
+        await generate(client, fleet.request(PROMPT, session="s"))
+        await left_running(store)
+        await generate(client, fleet.request(PROMPT, session="s"))
+        assert (await client.get_session("s")).epoch == 2

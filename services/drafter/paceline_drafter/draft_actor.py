@@ -17,8 +17,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from prometheus_client import Counter
+
 from paceline.drafting.method import DraftJob, DraftMethod
 from paceline.errors import InvalidArgument, PacelineError
+from paceline.kv_usage import HoldsRows, KvUsage
 from paceline.messages import (
     Draft,
     Drafted,
@@ -31,6 +34,7 @@ from paceline.messages import (
     Opened,
     Timing,
 )
+from paceline.pass_size import PassSize
 from paceline.runtime.replica_actor import ActorLimits, Letter, ReplicaActor, SelfChecking
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
 from paceline.text.validation import validate_sampling
@@ -38,6 +42,8 @@ from paceline.token_log import MAX_SESSION_TOKENS, TokenLog
 
 _US_PER_S = 1_000_000
 _ANY_ID = 2**31
+NOBODY = "none"
+"""In place of the method where a draft proposes nothing."""
 
 
 @dataclass(slots=True)
@@ -75,9 +81,10 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What one step of the method took."""
+    """What one step of the method took, and how many tokens it proposed."""
 
     running: tuple[_Running, ...]
+    num_tokens: int
     started_s: float
     ended_s: float
 
@@ -122,6 +129,14 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
         self._draft_limits = draft_limits
         self._sessions: dict[str, _Session] = {}
         self._due: dict[str, _Running] = {}
+        registry = self.meter.registry
+        self._num_drafts = Counter("paceline_drafts", "Drafts that were answered.", ["method"], registry=registry)
+        self._num_draft_tokens = Counter(
+            "paceline_draft_tokens", "Tokens that were proposed.", ["method"], registry=registry
+        )
+        for name in (*method.info.methods, NOBODY):
+            self._num_drafts.labels(name)
+            self._num_draft_tokens.labels(name)
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
@@ -227,7 +242,11 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
             return
         session.running = None
         self._due.pop(running.command.session, None)
-        session.answer = self._drafted(running)
+        session.answer = answer = self._drafted(running)
+        method = answer.method if answer.block.tokens else NOBODY
+        self._num_drafts.labels(method).inc()
+        self._num_draft_tokens.labels(method).inc(answer.block.num_draft_tokens)
+        self.meter.answered(answer.timing.queue_us)
         stream = self.routes.stream_of(running.command.session)
         if stream is not None:
             stream.send(session.answer)
@@ -264,8 +283,14 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
         """One step of every job, in the model's thread."""
         running = tuple(self._due.values())
         started_s = self.clock()
+        had = sum(len(entry.job.tokens) for entry in running)
         self._method.advance([entry.job for entry in running])
-        return _Step(running, started_s, self.clock())
+        num_tokens = sum(len(entry.job.tokens) for entry in running) - had
+        return _Step(running, num_tokens, started_s, self.clock())
+
+    def size_of(self, result: _Step) -> PassSize:
+        """What the step proposed."""
+        return PassSize(len(result.running), result.num_tokens)
 
     def pass_done(self, result: _Step) -> None:
         """Answers the jobs that are done."""
@@ -284,6 +309,7 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
             session.running = None
             # A failure does not consume the id: the same draft may be asked for again.
             session.last_id = entry.command.draft_id - 1
+            self.meter.failed(error.code)
             stream = self.routes.stream_of(name)
             if stream is not None:
                 stream.send(Failed(name, entry.command.epoch, entry.command.draft_id, error.to_failure()))
@@ -311,6 +337,15 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
         self._supersede(self._sessions[session])
         del self._sessions[session]
         self._method.close(session)
+
+    @property
+    def num_working(self) -> int:
+        """Sessions with a draft on its way."""
+        return len(self._due)
+
+    def kv_usage(self) -> KvUsage:
+        """Room that the method's sessions take; none where it keeps no rows."""
+        return self._method.kv_usage() if isinstance(self._method, HoldsRows) else KvUsage()
 
     def check_integrity(self) -> None:
         """Raises RuntimeError when the tables contradict one another; runs the method's own check if it has one."""

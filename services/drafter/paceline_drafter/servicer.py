@@ -60,6 +60,8 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
 class DrafterService(ReplicaService[DrafterCommand, DrafterEvent]):
     """The drafter as a process."""
 
+    name = "drafter"
+
     @property
     def grpc_services(self) -> Sequence[str]:
         """Full names of its rpc services."""

@@ -60,6 +60,8 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
 class VerifierService(ReplicaService[VerifierCommand, VerifierEvent]):
     """The verifier as a process."""
 
+    name = "verifier"
+
     @property
     def grpc_services(self) -> Sequence[str]:
         """Full names of its rpc services."""

@@ -19,8 +19,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from prometheus_client import Counter
+
 from paceline.engine.target import TargetEngine
 from paceline.errors import Fenced, InvalidArgument, PacelineError
+from paceline.kv_usage import KvUsage
 from paceline.messages import (
     Evicted,
     Failed,
@@ -31,6 +34,7 @@ from paceline.messages import (
     VerifierEvent,
     Verify,
 )
+from paceline.pass_size import PassSize
 from paceline.runtime.replica_actor import ActorLimits, Letter, ReplicaActor
 from paceline.text.validation import validate_sampling
 
@@ -78,6 +82,11 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
         super().__init__("verify actor", limits, clock)
         self._engine = engine
         self._sessions: dict[str, _Session] = {}
+        self._num_tokens = Counter(
+            "paceline_verified_tokens",
+            "Tokens that verdicts gave: the accepted drafts and one more each.",
+            registry=self.meter.registry,
+        )
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
@@ -148,6 +157,8 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
         self._send(Failed(command.session, command.epoch, command.round, reason.to_failure()))
 
     def _send(self, event: Verified | Failed) -> None:
+        if isinstance(event, Failed):
+            self.meter.failed(event.failure.code)
         stream = self.routes.stream_of(event.session)
         if stream is not None:
             stream.send(event)
@@ -161,6 +172,10 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
     def run_pass(self) -> list[Verified | Failed]:
         """One pass of the engine, in the model's thread."""
         return self._engine.step()
+
+    def size_of(self, result: list[Verified | Failed]) -> PassSize:
+        """What the pass fed."""
+        return self._engine.last_pass
 
     def pass_done(self, result: list[Verified | Failed]) -> None:
         """Keeps and sends the verdicts; one whose command was taken back or taken over is dropped."""
@@ -177,6 +192,8 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
             if isinstance(answer, Verified):
                 answer = _with_arrival(answer, running, now_s)
                 session.last_round, session.answer = answer.round, answer
+                self.meter.answered(answer.timing.queue_us)
+                self._num_tokens.inc(len(answer.tokens))
             self._send(answer)
 
     def pass_failed(self, error: PacelineError) -> None:
@@ -206,6 +223,15 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
         self._end_running(self._sessions[session], reason)
         del self._sessions[session]
         self._engine.close(session)
+
+    @property
+    def num_working(self) -> int:
+        """Sessions with work in the engine."""
+        return self._engine.num_working
+
+    def kv_usage(self) -> KvUsage:
+        """Pages of the engine's pool that are taken."""
+        return self._engine.kv_usage
 
     def check_integrity(self) -> None:
         """Checks the engine's tables and the actor's own.

@@ -17,6 +17,7 @@ from paceline.drafting.method import DraftJob, MethodInfo
 from paceline.drafting.rows import rows_to_keep
 from paceline.engine.sampling import DraftRow, draft_tokens
 from paceline.errors import ConfigurationError
+from paceline.kv_usage import KvUsage
 
 
 class DraftModelMethod:
@@ -77,6 +78,10 @@ class DraftModelMethod:
     def kv_len(self, session: str) -> int:
         """Key/value rows that the session holds."""
         return self._runner.rows(session)
+
+    def kv_usage(self) -> KvUsage:
+        """Room taken now; may be asked from any thread."""
+        return self._runner.kv_usage()
 
     def fed_tokens(self, session: str) -> tuple[int, ...]:
         """The tokens of those rows, for tests and checks."""

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from paceline.errors import PacelineError
+from paceline.kv_usage import KvUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,9 @@ class DraftRunner(Protocol):
 
     def rows(self, session: str) -> int:
         """Key/value rows that the session holds; 0 for an unknown one."""
+
+    def kv_usage(self) -> KvUsage:
+        """Room taken now; may be asked from any thread, at any time."""
 
     def forward(self, batch: Sequence[Feed]) -> list[FeedResult]:
         """Runs one pass over distinct sessions.

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from paceline.drafting.method import DraftJob, DraftMethod, MethodInfo
 from paceline.errors import CapacityExceeded, ConfigurationError
+from paceline.kv_usage import HoldsRows, KvUsage
 
 
 class FallbackMethod:
@@ -85,6 +86,11 @@ class FallbackMethod:
     def kv_len(self, session: str) -> int:
         """Key/value rows that the session holds in the method that holds most."""
         return max((method.kv_len(session) for method in self._holders.get(session, ())), default=0)
+
+    def kv_usage(self) -> KvUsage:
+        """Room taken in all methods together; may be asked from any thread."""
+        usages = [method.kv_usage() for method in self._methods if isinstance(method, HoldsRows)]
+        return KvUsage(sum(usage.used_tokens for usage in usages), sum(usage.capacity_tokens for usage in usages))
 
     def close(self, session: str) -> None:
         """Closes the session in every method."""

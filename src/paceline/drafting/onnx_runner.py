@@ -23,6 +23,7 @@ import torch
 
 from paceline.drafting.draft_runner import DraftRunnerInfo, Feed, FeedResult
 from paceline.errors import CapacityExceeded, ConfigurationError, ModelError
+from paceline.kv_usage import KvUsage
 
 _log = logging.getLogger(__name__)
 
@@ -144,6 +145,11 @@ class OnnxDraftRunner:
         """Key/value rows that the session holds; 0 for an unknown one."""
         generator = self._sessions.get(session)
         return 0 if generator is None else int(generator.token_count())
+
+    def kv_usage(self) -> KvUsage:
+        """Every open session has an equal share of the room for itself, filled or not."""
+        info = self._info
+        return KvUsage(len(self._sessions) * info.max_model_len, info.max_sessions * info.max_model_len)
 
     def forward(self, batch: Sequence[Feed]) -> list[FeedResult]:
         """Runs the sessions of a step one after the other; see `DraftRunner.forward`."""

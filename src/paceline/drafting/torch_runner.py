@@ -11,6 +11,7 @@ from paceline.drafting.draft_runner import DraftRunnerInfo, Feed, FeedResult
 from paceline.engine.kv.pool import SequenceKV
 from paceline.engine.runner import ModelRunner, SequencePass
 from paceline.errors import CapacityExceeded, ModelError, PacelineError
+from paceline.kv_usage import KvUsage
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +53,10 @@ class TorchDraftRunner:
         """Key/value rows that the session holds; 0 for an unknown one."""
         kv = self._sequences.get(session)
         return 0 if kv is None else kv.num_rows
+
+    def kv_usage(self) -> KvUsage:
+        """Pages of the pool that are taken."""
+        return self._runner.pool.usage
 
     def forward(self, batch: Sequence[Feed]) -> list[FeedResult]:
         """Runs one pass; see `DraftRunner.forward`."""

@@ -27,6 +27,7 @@ from paceline.engine.runner import ModelRunner, SequencePass
 from paceline.engine.sampling import JudgeRequest, Verdict, judge
 from paceline.engine.target_session import Part, Session, Work
 from paceline.errors import CapacityExceeded, ConfigurationError, InvalidArgument, ModelError, PacelineError
+from paceline.kv_usage import KvUsage
 from paceline.messages import (
     AcceptanceRule,
     Evicted,
@@ -38,6 +39,7 @@ from paceline.messages import (
     Verified,
     Verify,
 )
+from paceline.pass_size import PassSize
 from paceline.token_log import TokenLog, common_prefix_len
 
 
@@ -92,6 +94,7 @@ class TargetEngine:
         self._max_model_len = runner.info.max_model_len
         self._sessions: dict[str, Session] = {}
         self._queue: dict[str, None] = {}  # sessions with work, in order of submission
+        self._last_pass = PassSize()
 
     # --- facts ----------------------------------------------------------------------------------------------------
 
@@ -114,6 +117,21 @@ class TargetEngine:
     def has_work(self) -> bool:
         """Whether `step` has something to do."""
         return bool(self._queue)
+
+    @property
+    def num_working(self) -> int:
+        """Sessions with work that is not done."""
+        return len(self._queue)
+
+    @property
+    def last_pass(self) -> PassSize:
+        """Size of the newest pass."""
+        return self._last_pass
+
+    @property
+    def kv_usage(self) -> KvUsage:
+        """Room of the pool that is taken; may be asked from any thread."""
+        return self._runner.pool.usage
 
     @property
     def kv_pages_in_use(self) -> int:
@@ -198,6 +216,7 @@ class TargetEngine:
         """Runs one pass over queued work; the answers of the blocks that it judged or could not serve."""
         answers: list[Verified | Failed] = []
         parts = self._schedule(answers)
+        self._last_pass = PassSize(len(parts), sum(part.sequence.num_tokens for part in parts))
         if not parts:
             return answers
         started_ns = time.monotonic_ns()
@@ -205,7 +224,6 @@ class TargetEngine:
             part.work.started_ns = part.work.started_ns or started_ns
         results = self._forward(parts)
         forward_ns = time.monotonic_ns() - started_ns
-        num_tokens = sum(part.sequence.num_tokens for part in parts)
         judged: list[tuple[Part, torch.Tensor]] = []
         for part, result in zip(parts, results, strict=True):
             part.work.forward_ns += forward_ns
@@ -217,7 +235,7 @@ class TargetEngine:
                 part.session.kv.commit(len(part.sequence.tokens))
         verdicts = judge([self._judge_request(part, logits) for part, logits in judged])
         for (part, _), verdict in zip(judged, verdicts, strict=True):
-            answers.append(self._finish(part, verdict, len(parts), num_tokens))
+            answers.append(self._finish(part, verdict, self._last_pass))
         return answers
 
     def check_integrity(self) -> None:
@@ -340,9 +358,7 @@ class TargetEngine:
             eos_token_ids=self._eos_token_ids,
         )
 
-    def _finish(
-        self, part: Part, verdict: Verdict | ModelError, num_sessions: int, num_tokens: int
-    ) -> Verified | Failed:
+    def _finish(self, part: Part, verdict: Verdict | ModelError, size: PassSize) -> Verified | Failed:
         """Keeps what was accepted and answers the command."""
         session, work = part.session, part.work
         if isinstance(verdict, ModelError):
@@ -355,8 +371,8 @@ class TargetEngine:
             queue_us=(work.started_ns - work.submitted_ns) // 1000,
             forward_us=work.forward_ns // 1000,
             total_us=(time.monotonic_ns() - work.submitted_ns) // 1000,
-            batch_sessions=num_sessions,
-            batch_tokens=num_tokens,
+            batch_sessions=size.num_sessions,
+            batch_tokens=size.num_tokens,
         )
         return Verified(
             session=command.session,

@@ -24,9 +24,12 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from paceline.errors import Cancelled, CapacityExceeded, Fenced, PacelineError, Unavailable
+from paceline.kv_usage import KvUsage
 from paceline.messages import Close, Closed, Draft, Failed, Open, Verify, command_id_of
+from paceline.pass_size import PassSize
 from paceline.runtime.connect import EventStream
 from paceline.runtime.mailbox import Mailbox, MailboxStopped
+from paceline.runtime.replica_meter import ReplicaMeter
 from paceline.runtime.routes import SessionRoutes
 
 logger = logging.getLogger(__name__)
@@ -80,12 +83,16 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         name: for logs and refusals.
         limits: bounds.
         clock: monotonic seconds.
+
+    Attributes:
+        meter: counts what it does.
     """
 
     def __init__(self, name: str, limits: ActorLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
         self.limits = limits
         self.clock = clock
+        self.meter = ReplicaMeter(clock)
         self.routes: SessionRoutes[EventT] = SessionRoutes(limits.orphan_ttl_s, clock)
         self._mailbox: Mailbox[Letter[CommandT, EventT] | _StreamEnded[EventT]] = Mailbox(
             f"the {name}'s mailbox",
@@ -121,6 +128,10 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         """One pass. Runs in the model's thread while the loop waits."""
 
     @abstractmethod
+    def size_of(self, result: ResultT) -> PassSize:
+        """How much the pass did that gave this result."""
+
+    @abstractmethod
     def pass_done(self, result: ResultT) -> None:
         """Applies what a pass produced."""
 
@@ -135,6 +146,15 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
     @abstractmethod
     def sessions(self) -> list[str]:
         """Names of all sessions."""
+
+    @property
+    @abstractmethod
+    def num_working(self) -> int:
+        """Sessions with work that is not done; may be asked from any thread."""
+
+    @abstractmethod
+    def kv_usage(self) -> KvUsage:
+        """Room for key/value rows that is taken; may be asked from any thread."""
 
     @abstractmethod
     def check_integrity(self) -> None:
@@ -155,6 +175,7 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         except CapacityExceeded:
             room = self.limits.mailbox_items + 2 * self.limits.max_sessions
             if not isinstance(command, Close) or len(self._mailbox) >= room:
+                self.meter.failed(CapacityExceeded.code)
                 raise
             self._mailbox.put_reserved(letter)
 
@@ -172,8 +193,13 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         return self._running and (started_s is None or self.clock() - started_s < self.limits.stall_timeout_s)
 
     @property
+    def pass_started_s(self) -> float | None:
+        """When the pass began that runs now, on the actor's clock; None when none does. For any thread."""
+        return self._pass_started_s
+
+    @property
     def num_waiting(self) -> int:
-        """Commands that wait for the loop."""
+        """Commands that wait for the loop; may be asked from any thread."""
         return len(self._mailbox)
 
     @property
@@ -183,7 +209,7 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
 
     @property
     def num_sessions(self) -> int:
-        """Sessions that are open."""
+        """Sessions that are open; may be asked from any thread."""
         return len(self.sessions())
 
     async def run(self) -> None:
@@ -238,6 +264,7 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
             self._checked = False
             await self._pass()
         if not self.num_sessions:
+            self.meter.no_sessions()
             self._no_sessions.set()
 
     async def _next_letters(self) -> list[Letter[CommandT, EventT] | _StreamEnded[EventT]]:
@@ -275,6 +302,7 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
             self._fail(letter, PacelineError(INTERNAL_MESSAGE))
 
     def _fail(self, letter: Letter[CommandT, EventT], error: PacelineError) -> None:
+        self.meter.failed(error.code)
         letter.stream.send(self.failed_event(letter.command, error))
 
     def failed_event(self, command: CommandT, error: PacelineError) -> EventT:
@@ -319,20 +347,25 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         self.routes.detach(session)
 
     async def _pass(self) -> None:
-        self._pass_started_s = self.clock()
+        started_s = self._pass_started_s = self.clock()
+        self.meter.pass_begins(started_s)
         try:
             result = await asyncio.get_running_loop().run_in_executor(self._thread, self.run_pass)
         except PacelineError as error:
-            self._pass_started_s = None
+            self._pass_ended(started_s, None)
             logger.warning("a pass failed: %s", error.message, extra={"code": error.code})
             self.pass_failed(error)
         except Exception:
-            self._pass_started_s = None
+            self._pass_ended(started_s, None)
             logger.exception("a pass failed unexpectedly")
             self.pass_failed(PacelineError(INTERNAL_MESSAGE))
         else:
-            self._pass_started_s = None
+            self._pass_ended(started_s, self.size_of(result))
             self.pass_done(result)
+
+    def _pass_ended(self, started_s: float, size: PassSize | None) -> None:
+        self._pass_started_s = None
+        self.meter.pass_ended(started_s, size)
 
 
 @runtime_checkable

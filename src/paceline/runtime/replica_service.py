@@ -17,7 +17,9 @@ from paceline.errors import Unavailable
 from paceline.messages import Close, Draft, ModelInfo, Open, Verify
 from paceline.runtime.connect import ConnectCodec, ConnectLimits, ConnectServer
 from paceline.runtime.replica_actor import ReplicaActor
+from paceline.runtime.replica_metrics import ReplicaCollector
 from paceline.runtime.supervisor import OnError, Supervisor
+from paceline.runtime.telemetry import new_registry
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +107,11 @@ class ReplicaDoor(Generic[CommandT, EventT]):
             raise Unavailable(_HANGING if self._hanging else _LOADING)
         return self._streams
 
+    @property
+    def num_streams(self) -> int:
+        """Streams that are open."""
+        return 0 if self._streams is None else self._streams.num_streams
+
     def finish_streams(self) -> None:
         """Ends every stream when its queued events have been sent."""
         if self._streams is not None:
@@ -117,14 +124,24 @@ class ReplicaService(ABC, Generic[CommandT, EventT]):
     Args:
         door: what the servicer translates for; public.
         load: loads the model and proves that it works; runs in a thread of its own and may take minutes.
+
+    Attributes:
+        registry: its metrics; those of the replica are there when it has been loaded.
+        addresses: further addresses that it listens on.
     """
 
     def __init__(self, door: ReplicaDoor[CommandT, EventT], load: Callable[[], Replica[CommandT, EventT]]) -> None:
         self.door = door
         self._load = load
         self._replica: Replica[CommandT, EventT] | None = None
-        self.registry = CollectorRegistry()
+        self._stopping = False
+        self.registry: CollectorRegistry = new_registry(self.name)
         self.addresses: dict[str, str] = {}
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Of the service."""
 
     @property
     @abstractmethod
@@ -146,15 +163,14 @@ class ReplicaService(ABC, Generic[CommandT, EventT]):
         supervisor.spawn(replica.actor.name, replica.actor.run, on_error=OnError.FAIL)
         supervisor.spawn("health watch", lambda: self._watch(replica, set_healthy), on_error=OnError.FAIL)
         self.door.open(replica)
+        self.registry.register(ReplicaCollector(replica.actor, replica.info, lambda: self.door.num_streams))
         logger.info("loaded", extra={"model": replica.info.model, "boot_id": replica.info.boot_id})
 
     async def _watch(self, replica: Replica[CommandT, EventT], set_healthy: Callable[[bool], None]) -> None:
         healthy = True
-        while True:
+        while not self._stopping:
             await asyncio.sleep(_HEALTH_POLL_S)
-            if replica.actor.draining:
-                return
-            if replica.actor.healthy != healthy:
+            if not self._stopping and replica.actor.healthy != healthy:
                 healthy = replica.actor.healthy
                 logger.warning("health changed", extra={"healthy": healthy})
                 set_healthy(healthy)
@@ -167,6 +183,7 @@ class ReplicaService(ABC, Generic[CommandT, EventT]):
 
     async def stop(self) -> None:
         """Answers every waiter, frees everything and ends the streams."""
+        self._stopping = True
         if self._replica is not None:
             await self._replica.actor.stop()
         self.door.finish_streams()

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 import torch
 
 from paceline.errors import CapacityExceeded, ConfigurationError
+from paceline.kv_usage import KvUsage
 
 DEFAULT_PAGE_TOKENS = 16
 
@@ -126,6 +127,11 @@ class KVPool:
     def pages_in_use(self) -> int:
         """Pages that belong to a sequence."""
         return self.num_pages - self._num_free
+
+    @property
+    def usage(self) -> KvUsage:
+        """Room taken, in tokens of whole pages; may be asked from any thread."""
+        return KvUsage(self.pages_in_use * self.page_tokens, self.capacity_tokens)
 
     @property
     def num_sequences(self) -> int:

@@ -8,6 +8,7 @@
 #   V            1: show what pip does
 #   PYTEST_ARGS  passed to pytest by `make test`
 #   BENCH_ARGS   passed to `make bench` and `make bench-http`, e.g. --quick
+#   CONTAINER_TOOL, SERVICES, IMAGE_PREFIX, IMAGE_TAG, BASE, IMAGE_ARGS   of `make images`: see docs/images.md
 #   HELM3 HELM4  your own Helm binaries for `make chart-tools`, where none are packaged (other than Linux on x86-64)
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -16,16 +17,24 @@ TORCH_INDEX ?=
 V ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+CONTAINER_TOOL ?= docker
+SERVICES ?= gateway verifier drafter
+IMAGE_PREFIX ?=
+IMAGE_TAG ?= $(VERSION)
+BASE ?=
+IMAGE_ARGS ?=
 HELM3 ?=
 HELM4 ?=
 
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' src/paceline/__init__.py)
+REVISION := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.paceline-installed
 TARGET_MODEL := smollm2-135m-instruct
 PIP_FLAGS := --disable-pip-version-check $(if $(V),,--quiet --quiet) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model chart-tools demo test lint format proto verify-lossless bench bench-http clean distclean
+.PHONY: help setup model chart-tools demo test lint format proto verify-lossless bench bench-http images test-containers clean distclean
 
 help: ## Lists the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -14,6 +14,7 @@ import grpc.aio
 import pytest
 import tokenizers
 from paceline_gateway.commands import FindReplica, Found, LinkBack, LinkLost, Said, SessionCommand, WithdrawFind
+from paceline_gateway.discovery.static import StaticDiscovery
 from paceline_gateway.effects import Lane
 from paceline_gateway.fitness import Check, Fitness
 from paceline_gateway.link_codec import VERIFIER_CODEC, LinkCodec
@@ -278,7 +279,7 @@ async def pool_of(*infos: ModelInfo) -> AsyncIterator[tuple[Pool, list[FakeVerif
         running = [await stack.enter_async_context(fake_verifier(info)) for info in infos]
         addresses = [address for _, address in running]
         supervisor = await stack.enter_async_context(Supervisor("test"))
-        pool = Pool(VERIFIER_CODEC, addresses, check_verifiers())
+        pool = Pool(VERIFIER_CODEC, StaticDiscovery(addresses), check_verifiers())
         pool.start(supervisor)
         await until(lambda: len(pool.snapshot.ready) == len(infos))
         yield pool, [peer for peer, _ in running], addresses
@@ -342,7 +343,7 @@ async def test_a_session_waits_for_the_first_replica_and_may_give_up() -> None:
     port_number = free_port()
     async with Supervisor("test") as supervisor:
         address = f"127.0.0.1:{port_number}"
-        pool = Pool(VERIFIER_CODEC, [address], check_verifiers())
+        pool = Pool(VERIFIER_CODEC, StaticDiscovery([address]), check_verifiers())
         pool.start(supervisor)
         async with asyncio.timeout(10):
             await pool.wait_settled()

@@ -71,12 +71,14 @@ class Attachment:
         self.replica = replica
         self.without_since = None
 
-    def lost(self, now: float) -> None:
-        """The link is broken."""
+    def lost(self, now: float, gone: bool = False) -> None:
+        """The link is broken; a replica that is gone is not waited for."""
         if self.state is AttachmentState.LIVE:
             self.state = AttachmentState.LOST
             self._lost_at = now
             self.without_since = now
+        if gone and self.state is AttachmentState.LOST:
+            self.seek(now, avoid=self.address)
 
     def back(self) -> bool:
         """The link works again; says whether that was waited for."""

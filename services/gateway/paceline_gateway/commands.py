@@ -8,6 +8,7 @@ from typing import Protocol
 from paceline.errors import PacelineError
 from paceline.messages import DrafterCommand, DrafterEvent, VerifierCommand, VerifierEvent
 from paceline.session.store import AppendOutcome
+from paceline_gateway.discovery.endpoint import Endpoint
 from paceline_gateway.effects import Lane, Replica
 
 ReplicaCommand = VerifierCommand | DrafterCommand
@@ -67,10 +68,15 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class LinkLost:
-    """A link is broken."""
+    """A link is broken, or was broken already and its replica has left the pool meanwhile.
+
+    Attributes:
+        gone: the replica is not expected back.
+    """
 
     lane: Lane
     link: ReplicaLink
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +149,16 @@ class WithdrawFind:
 
 @dataclass(frozen=True, slots=True)
 class LinkChanged:
-    """A link of the pool has come up, has broken, or was refused."""
+    """A link of the pool has come up, has broken, or was refused; or one that leaves has no session any more."""
 
     address: str
 
 
-PoolCommand = FindReplica | WithdrawFind | LinkChanged
+@dataclass(frozen=True, slots=True)
+class EndpointsPresent:
+    """The complete present set of endpoints; links to all others are of the past."""
+
+    endpoints: tuple[Endpoint, ...]
+
+
+PoolCommand = FindReplica | WithdrawFind | LinkChanged | EndpointsPresent

@@ -86,9 +86,9 @@ class DrafterLane:
         self.book.attached()
         self._effects.append(Send(Lane.DRAFTER, self._plan.opening(self._log)))
 
-    def lost(self, now: float) -> None:
-        """The link is broken."""
-        self.attachment.lost(now)
+    def lost(self, now: float, gone: bool = False) -> None:
+        """The link is broken; a replica that is gone is not waited for."""
+        self.attachment.lost(now, gone)
         self.book.dropped()
 
     def back(self, restarted: bool) -> None:

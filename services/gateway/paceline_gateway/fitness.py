@@ -33,9 +33,9 @@ class Fitness:
     def __init__(self, model: str, tokenizer: Tokenizer) -> None:
         self.model = model
         self._tokenizer = tokenizer
-        # Per address the fingerprint that was compared last and what came of it: a vocabulary is large, and a replica
-        # that does not fit is tried again and again.
-        self._differences: dict[str, tuple[str, str]] = {}
+        # Per fingerprint what came of the comparison: a vocabulary is large, a replica that does not fit is tried again
+        # and again, and the pods of one model come and go under ever new addresses.
+        self._differences: dict[str, str] = {}
 
     async def check(self, lane: Lane, address: str, info: ModelInfo, ask: AskVocabulary) -> None:
         """Refuses a replica that does not fit.
@@ -67,8 +67,8 @@ class Fitness:
 
     async def _difference(self, address: str, info: ModelInfo, ask: AskVocabulary) -> str:
         """Names the first token that differs, or both fingerprints where the replica does not tell its tokens."""
-        known_hash, known = self._differences.get(address, ("", ""))
-        if known and known_hash == info.tokenizer_hash:
+        known = self._differences.get(info.tokenizer_hash)
+        if known is not None:
             return known
         difference = (
             f"{_short(info.tokenizer_hash)}, {info.vocab_size} ids; the gateway's: "
@@ -82,7 +82,7 @@ class Fitness:
         if vocabulary:
             found = await asyncio.to_thread(self._tokenizer.first_difference, vocabulary)
             difference = difference if found is None else str(found)
-        self._differences[address] = info.tokenizer_hash, difference
+        self._differences[info.tokenizer_hash] = difference
         return difference
 
 

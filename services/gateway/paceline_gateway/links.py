@@ -7,6 +7,7 @@
 * A stream begins with the replica's boot_id. A new one means that it has lost all sessions; the sessions are told.
 * Who waits for an answer is remembered, so that a replica that says nothing to anybody can be told from an idle one.
 * A broken link is mended with growing, jittered pauses. Sessions stay attached and are told of both.
+* A replica that leaves the pool keeps its sessions while the stream lives. When it breaks they are told not to wait.
 
 Knows nothing of rounds and drafts.
 """
@@ -14,6 +15,7 @@ Knows nothing of rounds and drafts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -41,6 +43,10 @@ _FIRST_PAUSE_S = 0.05
 _LAST_PAUSE_S = 2.0
 _REFUSED_PAUSE_S = 5.0
 _MAX_OWED_CLOSES = 10_000
+_TURNED_AWAY_S = 5.0
+"""How long a replica that said it takes no session is believed."""
+_GOODBYE_S = 2.0
+"""For a replica to answer the last closes before its link ends."""
 _FRAME_OVERHEAD_BYTES = 16
 
 
@@ -111,6 +117,11 @@ class Link:
         self._owed_closes: dict[str, Close] = {}
         self._unanswered: dict[str, float] = {}
         self._heard_at = 0.0
+        self._nothing_owed = asyncio.Event()
+        self._nothing_owed.set()
+        self._turned_away_at: float | None = None
+        self._leaving = False
+        self._ending = asyncio.Event()
 
     @property
     def up(self) -> bool:
@@ -129,11 +140,26 @@ class Link:
         return 0.0 if oldest is None else time.monotonic() - max(oldest, self._heard_at)
 
     @property
+    def turns_away(self) -> bool:
+        """Whether the replica has just said that it takes no session, because it shuts down."""
+        return self._turned_away_at is not None and time.monotonic() - self._turned_away_at < _TURNED_AWAY_S
+
+    @property
     def replica(self) -> Replica | None:
         """What it serves; None before the first handshake."""
         return None if self._info is None else Replica(self.address, self._info)
 
     # --- what sessions and the pool do --------------------------------------------------------------------------------
+
+    def set_leaving(self, leaving: bool) -> None:
+        """Says whether the replica is about to leave the pool, or has left it: it is not waited for when it is lost."""
+        if leaving and not self._leaving and not self.up:
+            self._tell_all(LinkLost(self._codec.lane, self, gone=True))
+        self._leaving = leaving
+
+    def end(self) -> None:
+        """Ends the link for good, as soon as the replica has answered the last closes. Attach nothing more."""
+        self._ending.set()
 
     def attach(self, session: str, port: SessionPort) -> None:
         """Delivers the session's events to the port from now on."""
@@ -146,14 +172,25 @@ class Link:
             return
         close = Close(session, epoch)
         if self.up:
-            self._unanswered.setdefault(session, time.monotonic())
+            self._owe(session)
             self._outbox.put(self._codec.command_to_pb(close))
         elif len(self._owed_closes) < _MAX_OWED_CLOSES:
             self._owed_closes[session] = close
+        self._tell_if_deserted()
 
     def forget(self, session: str) -> None:
         """Delivers nothing more to a session that was never opened here."""
         self._ports.pop(session, None)
+        self._tell_if_deserted()
+
+    def _tell_if_deserted(self) -> None:
+        if self._leaving and not self._ports:
+            self._changed(self.address)
+
+    def _owe(self, session: str) -> None:
+        """The replica owes the session an answer."""
+        self._unanswered.setdefault(session, time.monotonic())
+        self._nothing_owed.clear()
 
     def send(self, command: ReplicaCommand) -> None:
         """Queues a command; a broken link forgets it, since the session says it again when the link is back.
@@ -180,39 +217,49 @@ class Link:
             )
         waiting.put(message)
         if not isinstance(command, Open):
-            self._unanswered.setdefault(command.session, time.monotonic())
+            self._owe(command.session)
 
     # --- the owner task -----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Connects, serves and mends the link until it is cancelled."""
+        """Connects, serves and mends the link until it is ended or cancelled."""
         channel = open_channel(self.address, tls=self._tls, max_message_bytes=self._max_message_bytes)
-        pause_s = _FIRST_PAUSE_S
         try:
-            while True:
-                state, trouble = LinkState.DOWN, ""
-                try:
-                    await self._connect(channel)
-                except grpc.aio.AioRpcError as error:
-                    trouble = error_from_rpc(error).message
-                except PacelineError as error:
-                    state = LinkState.DOWN if isinstance(error, Unavailable) else LinkState.REFUSED
-                    trouble = error.message
-                except TimeoutError:
-                    trouble = f"no answer within {_HANDSHAKE_TIMEOUT_S:g} s"
-                except Exception:
-                    logger.exception("a link failed unexpectedly", extra={"replica": self.address})
-                    trouble = "internal error; the gateway's log has the details"
-                if self.up:
-                    pause_s = _FIRST_PAUSE_S
-                self._down(state, trouble)
-                await asyncio.sleep(
-                    _REFUSED_PAUSE_S if state is LinkState.REFUSED else pause_s * random.uniform(0.5, 1.0)  # noqa: S311
-                )
-                pause_s = min(pause_s * 2, _LAST_PAUSE_S)
+            async with asyncio.TaskGroup() as tasks:
+                mending = tasks.create_task(self._keep_up(channel), name=f"mender {self.address}")
+                await self._ending.wait()
+                # A session whose close is not heard there would hold up a replica that waits for its last one.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_GOODBYE_S):
+                        await self._nothing_owed.wait()
+                mending.cancel()
         finally:
-            self._down(LinkState.DOWN, "the gateway is shutting down")
+            self._down(LinkState.DOWN, "it has left" if self._leaving else "the gateway is shutting down")
             await channel.close()
+
+    async def _keep_up(self, channel: grpc.aio.Channel) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            state, trouble = LinkState.DOWN, ""
+            try:
+                await self._connect(channel)
+            except grpc.aio.AioRpcError as error:
+                trouble = error_from_rpc(error).message
+            except PacelineError as error:
+                state = LinkState.DOWN if isinstance(error, Unavailable) else LinkState.REFUSED
+                trouble = error.message
+            except TimeoutError:
+                trouble = f"no answer within {_HANDSHAKE_TIMEOUT_S:g} s"
+            except Exception:
+                logger.exception("a link failed unexpectedly", extra={"replica": self.address})
+                trouble = "internal error; the gateway's log has the details"
+            if self.up:
+                pause_s = _FIRST_PAUSE_S
+            self._down(state, trouble)
+            await asyncio.sleep(
+                _REFUSED_PAUSE_S if state is LinkState.REFUSED else pause_s * random.uniform(0.5, 1.0)  # noqa: S311
+            )
+            pause_s = min(pause_s * 2, _LAST_PAUSE_S)
 
     async def _connect(self, channel: grpc.aio.Channel) -> None:
         """One life of the stream; raises when it ends."""
@@ -260,15 +307,19 @@ class Link:
     def _up(self, info: ModelInfo) -> None:
         restarted = self._boot_id != info.boot_id
         self._boot_id, self._info = info.boot_id, info
+        self._turned_away_at = None
         self.state, self.trouble = LinkState.UP, ""
         logger.info("link up", extra={"replica": self.address, "boot_id": info.boot_id, "new_life": restarted})
         if not restarted:
             for close in self._owed_closes.values():
                 self._outbox.put(self._codec.command_to_pb(close))
         self._owed_closes.clear()
-        for port in list(self._ports.values()):
-            port.tell(LinkBack(self._codec.lane, self, restarted))
+        self._tell_all(LinkBack(self._codec.lane, self, restarted))
         self._changed(self.address)
+
+    def _tell_all(self, command: LinkBack | LinkLost) -> None:
+        for port in list(self._ports.values()):
+            port.tell(command)
 
     def _down(self, state: LinkState, trouble: str) -> None:
         was_up = self.up
@@ -276,12 +327,18 @@ class Link:
         self.state, self.trouble = state, trouble
         self._outbox.clear()
         self._unanswered.clear()
+        self._nothing_owed.set()
         if news:
-            level = logging.WARNING if was_up or state is LinkState.REFUSED else logging.INFO
-            logger.log(level, "link %s: %s", state.value, trouble, extra={"replica": self.address})
+            unusual = (was_up and not self._leaving) or state is LinkState.REFUSED
+            logger.log(
+                logging.WARNING if unusual else logging.INFO,
+                "link %s: %s",
+                state.value,
+                trouble,
+                extra={"replica": self.address},
+            )
         if was_up:
-            for port in list(self._ports.values()):
-                port.tell(LinkLost(self._codec.lane, self))
+            self._tell_all(LinkLost(self._codec.lane, self, gone=self._leaving))
         if news:
             self._changed(self.address)
 
@@ -299,6 +356,10 @@ class Link:
                 continue
             if not isinstance(event, Opened):
                 self._unanswered.pop(event.session, None)
+                if not self._unanswered:
+                    self._nothing_owed.set()
+            if isinstance(event, Failed) and event.command_id == 0 and event.failure.code == Unavailable.code:
+                self._turned_away_at = time.monotonic()
             port = self._ports.get(event.session)
             if port is not None:
                 port.tell(Said(self._codec.lane, self, event))

@@ -1,21 +1,35 @@
 """The pool actor: the replicas of one kind, which of them work, and who gets which.
 
-A replica is ready while its link is up, which takes a handshake that it answered and that fits the gateway. A session
-gets the ready replica with the fewest sessions, or the first one that becomes ready; one that owes answers and says
-nothing comes last. What the doors need to know is published as a frozen snapshot.
+Discovery tells the complete set of endpoints; the pool compares it with the links that it has:
+
+* present: a link that is up (a handshake was answered, and the replica fits the gateway) takes sessions
+* draining: running sessions go on, nobody new comes; should the stream break, they move at once
+* gone: as draining, and the link ends with its last session or with its stream, whichever is first
+
+One that comes back before its link has ended is used again. A session gets the ready replica with the fewest sessions,
+or the first one that becomes ready. One that has just turned a session away, or that owes answers and says nothing,
+comes last. What the doors need to know is published as a frozen snapshot.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from paceline.runtime.grpc_client import DEFAULT_MAX_MESSAGE_BYTES, ClientTls
 from paceline.runtime.mailbox import Mailbox
 from paceline.runtime.supervisor import OnError, Supervisor
-from paceline_gateway.commands import FindReplica, Found, LinkChanged, PoolCommand, WithdrawFind
+from paceline_gateway.commands import (
+    EndpointsPresent,
+    FindReplica,
+    Found,
+    LinkChanged,
+    PoolCommand,
+    WithdrawFind,
+)
+from paceline_gateway.discovery.endpoint import Discovery, Endpoint
 from paceline_gateway.effects import Replica
 from paceline_gateway.fitness import Check
 from paceline_gateway.link_codec import LinkCodec
@@ -31,14 +45,18 @@ class PoolSnapshot:
     """A pool at one moment.
 
     Attributes:
-        ready: replicas that can be used.
-        troubles: per address of the others, why not.
-        settled: every replica has been tried at least once.
+        ready: replicas that take sessions.
+        draining: addresses of those that take none any more, while running sessions may go on there.
+        troubles: per address of the others, why they cannot be used.
+        settled: discovery has answered, and every replica has been tried at least once.
+        nothing_found: why there is no replica to be tried; empty if there is one.
     """
 
     ready: tuple[Replica, ...] = ()
     troubles: tuple[tuple[str, str], ...] = ()
     settled: bool = False
+    draining: tuple[str, ...] = ()
+    nothing_found: str = ""
 
     @property
     def max_model_len(self) -> int:
@@ -67,7 +85,32 @@ class PoolSnapshot:
     @property
     def why_not(self) -> str:
         """What keeps the others from being used, as one line."""
-        return "; ".join(f"{address}: {trouble}" for address, trouble in self.troubles)
+        return "; ".join([f"{address}: {trouble}" for address, trouble in self.troubles]) or self.nothing_found
+
+
+class _Standing(Enum):
+    """What discovery says of an address."""
+
+    PRESENT = "present"
+    DRAINING = "draining"
+    GONE = "gone"
+
+
+@dataclass(slots=True)
+class _Member:
+    """A replica with a link, and where it stands."""
+
+    link: Link
+    standing: _Standing = _Standing.PRESENT
+
+    @property
+    def takes_sessions(self) -> bool:
+        return self.standing is _Standing.PRESENT and self.link.up
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody needs the link any more."""
+        return self.standing is _Standing.GONE and not (self.link.up and self.link.num_sessions)
 
 
 class Pool:
@@ -75,7 +118,7 @@ class Pool:
 
     Args:
         codec: their kind.
-        addresses: host:port of each.
+        discovery: tells where they are.
         check: whether a replica fits.
         silence_s: a replica that owes an answer and says nothing for so long is taken only if there is no other.
         tls: how to check replicas; None for plain text.
@@ -85,7 +128,7 @@ class Pool:
     def __init__(
         self,
         codec: LinkCodec,
-        addresses: Sequence[str],
+        discovery: Discovery,
         check: Check,
         *,
         silence_s: float = 10.0,
@@ -94,11 +137,14 @@ class Pool:
     ) -> None:
         self.name = f"{codec.lane.value} pool"
         self._codec = codec
+        self._discovery = discovery
         self._check = check
         self._silence_s = silence_s
         self._tls = tls
         self._max_message_bytes = max_message_bytes
-        self._links: dict[str, Link] = {address: self._new_link(address) for address in addresses}
+        self._members: dict[str, _Member] = {}
+        self._supervisor: Supervisor | None = None
+        self._discovered = False
         self._finds: dict[str, FindReplica] = {}
         self._mailbox: Mailbox[PoolCommand] = Mailbox(
             f"the {self.name}'s mailbox", max_items=0, max_bytes=0, reserved_items=_MAX_COMMANDS
@@ -129,11 +175,12 @@ class Pool:
     @property
     def loads(self) -> dict[str, int]:
         """Sessions attached, by address."""
-        return {address: link.num_sessions for address, link in self._links.items()}
+        return {address: member.link.num_sessions for address, member in self._members.items()}
 
     def is_silent(self, address: str) -> bool:
         """Whether the replica has owed an answer, and said nothing to anybody, for too long."""
-        return self._links[address].silent_s > self._silence_s
+        member = self._members.get(address)
+        return member is not None and member.link.silent_s > self._silence_s
 
     @property
     def num_searching(self) -> int:
@@ -145,7 +192,7 @@ class Pool:
         self._mailbox.put_reserved(command)
 
     async def wait_settled(self) -> None:
-        """Returns when every replica has been tried once."""
+        """Returns when discovery has answered and every replica has been tried once."""
         await self._settled.wait()
 
     async def wait_ready(self) -> None:
@@ -153,10 +200,14 @@ class Pool:
         await self._ready.wait()
 
     def start(self, supervisor: Supervisor) -> None:
-        """Starts the pool's task and one for each link."""
+        """Starts the pool's task and its discovery; links start and end as replicas come and go."""
+        self._supervisor = supervisor
+
+        def tell(endpoints: tuple[Endpoint, ...]) -> None:
+            self.tell(EndpointsPresent(endpoints))
+
         supervisor.spawn(self.name, self.run, on_error=OnError.FAIL)
-        for link in self._links.values():
-            supervisor.spawn(f"link {link.address}", link.run, on_error=OnError.RESTART)
+        supervisor.spawn(f"{self.name}'s discovery", lambda: self._discovery.run(tell), on_error=OnError.FAIL)
 
     async def run(self) -> None:
         """The owner task; runs until it is cancelled."""
@@ -171,15 +222,62 @@ class Pool:
                     self._finds[command.session] = command
             case WithdrawFind():
                 self._finds.pop(command.session, None)
+            case EndpointsPresent(endpoints):
+                self._compare(endpoints)
+                self._changed()
             case LinkChanged():
-                self._publish()
-                for find in list(self._finds.values()):
-                    if self._serve(find):
-                        del self._finds[find.session]
+                self._changed()
+
+    def _changed(self) -> None:
+        """Ends what is over, publishes, and serves those who wait."""
+        for address, member in list(self._members.items()):
+            if member.over:
+                del self._members[address]
+                member.link.end()
+        self._publish()
+        for find in list(self._finds.values()):
+            if self._serve(find):
+                del self._finds[find.session]
+
+    # --- who is there -------------------------------------------------------------------------------------------------
+
+    def _compare(self, endpoints: tuple[Endpoint, ...]) -> None:
+        self._discovered = True
+        present = {endpoint.address: endpoint for endpoint in endpoints}
+        for address, endpoint in present.items():
+            if endpoint.draining:
+                self._move(address, _Standing.DRAINING)
+            elif address in self._members:
+                self._move(address, _Standing.PRESENT)
+            else:
+                self._add(address)
+        for address in self._members.keys() - present.keys():
+            self._move(address, _Standing.GONE)
+
+    def _add(self, address: str) -> None:
+        assert self._supervisor is not None, "the pool's task runs, so it was started"  # noqa: S101
+        logger.info("%s: %s has come", self.name, address)
+        member = self._members[address] = _Member(self._new_link(address))
+        self._supervisor.spawn(f"link {address}", member.link.run, on_error=OnError.RESTART)
+
+    def _move(self, address: str, standing: _Standing) -> None:
+        """Takes note of where a replica stands; one that nobody here has used need not be known to drain."""
+        member = self._members.get(address)
+        if member is None or member.standing is standing:
+            return
+        logger.info("%s: %s is %s", self.name, address, standing.value)
+        member.standing = standing
+        member.link.set_leaving(standing is not _Standing.PRESENT)
+
+    # --- who gets which -----------------------------------------------------------------------------------------------
 
     def _serve(self, find: FindReplica) -> bool:
         """Attaches the session to the best replica; says whether there is one."""
-        usable = [(link, replica) for link in self._links.values() if (replica := _usable(link, find)) is not None]
+        usable = [
+            (member.link, replica)
+            for member in self._members.values()
+            if member.takes_sessions and (replica := _usable(member.link, find)) is not None
+        ]
         if not usable:
             return False
         link, replica = min(usable, key=lambda pair: self._rank(pair[0], find))
@@ -188,15 +286,18 @@ class Pool:
             link.forget(find.session)
         return True
 
-    def _rank(self, link: Link, find: FindReplica) -> tuple[bool, bool, int]:
-        return link.address == find.avoid, self.is_silent(link.address), link.num_sessions
+    def _rank(self, link: Link, find: FindReplica) -> tuple[bool, bool, bool, int]:
+        return link.turns_away, link.address == find.avoid, self.is_silent(link.address), link.num_sessions
 
     def _publish(self) -> None:
-        links = self._links.values()
+        members = self._members.values()
+        present = [member.link for member in members if member.standing is _Standing.PRESENT]
         self.snapshot = PoolSnapshot(
-            ready=tuple([link.replica for link in links if link.up and link.replica is not None]),
-            troubles=tuple([(link.address, link.trouble) for link in links if not link.up]),
-            settled=all(link.state is not LinkState.CONNECTING for link in links),
+            ready=tuple([link.replica for link in present if link.up and link.replica is not None]),
+            troubles=tuple([(link.address, link.trouble) for link in present if not link.up]),
+            settled=self._discovered and all(link.state is not LinkState.CONNECTING for link in present),
+            draining=tuple([member.link.address for member in members if member.standing is not _Standing.PRESENT]),
+            nothing_found="" if present else self._why_nothing_found(),
         )
         if self.snapshot.settled:
             self._settled.set()
@@ -205,10 +306,16 @@ class Pool:
         else:
             self._ready.clear()
 
+    def _why_nothing_found(self) -> str:
+        name = self._discovery.name
+        if not name:
+            return ""
+        return f"{name} names no replica that takes sessions" if self._discovered else f"{name} has not answered yet"
+
 
 def _usable(link: Link, find: FindReplica) -> Replica | None:
     replica = link.replica
-    if not link.up or replica is None:
+    if replica is None:
         return None
     fits_method = not find.method or find.method in replica.info.methods
     fits_context = replica.info.max_model_len >= find.context_len or not replica.info.max_model_len

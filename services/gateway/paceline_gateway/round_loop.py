@@ -97,12 +97,12 @@ class RoundLoop:
             self._drafter_late = False
             self._do(lambda: self.drafter.found(replica), now)
 
-    def lost(self, lane: Lane, now: float) -> None:
-        """A replica's link is broken."""
+    def lost(self, lane: Lane, now: float, gone: bool = False) -> None:
+        """A replica's link is broken; one that is gone will not come back."""
         if lane is Lane.VERIFIER:
-            self._do(lambda: self.verifier.lost(now), now)
+            self._do(lambda: self.verifier.lost(now, gone), now)
         else:
-            self._do(lambda: self.drafter.lost(now), now)
+            self._do(lambda: self.drafter.lost(now, gone), now)
 
     def back(self, lane: Lane, restarted: bool, now: float) -> None:
         """A replica's link works again."""

@@ -23,6 +23,8 @@ from paceline.text.chat_template import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 from paceline.v1 import gateway_pb2, gateway_pb2_grpc
 from paceline_gateway.api_keys import ApiKeys
+from paceline_gateway.discovery.build import make_discovery
+from paceline_gateway.discovery.targets import Target
 from paceline_gateway.door import Door, DoorSettings
 from paceline_gateway.fitness import Fitness
 from paceline_gateway.link_codec import DRAFTER_CODEC, VERIFIER_CODEC, LinkCodec
@@ -140,10 +142,12 @@ class GatewayService:
             ) from error
 
     def _make_pools(self, fitness: Fitness) -> tuple[Pool, Pool]:
-        def pool(codec: LinkCodec, addresses: Sequence[str], silence_ms: int) -> Pool:
+        def pool(codec: LinkCodec, target: Target, silence_ms: int) -> Pool:
             return Pool(
                 codec,
-                addresses,
+                make_discovery(
+                    target, dns_interval_s=settings.dns_interval_s, kubeconfig_file=settings.kubeconfig_file
+                ),
                 functools.partial(fitness.check, codec.lane),
                 silence_s=silence_ms / 1000,
                 tls=self._settings.client_tls,
@@ -152,8 +156,8 @@ class GatewayService:
 
         settings = self._settings
         return (
-            pool(VERIFIER_CODEC, settings.verifiers, settings.verifier_silence_ms),
-            pool(DRAFTER_CODEC, settings.drafters, settings.drafter_silence_ms),
+            pool(VERIFIER_CODEC, settings.verifier_target, settings.verifier_silence_ms),
+            pool(DRAFTER_CODEC, settings.drafter_target, settings.drafter_silence_ms),
         )
 
     async def _wait_for_replicas(self, verifiers: Pool, drafters: Pool) -> None:

@@ -178,9 +178,9 @@ class SessionActor:
                         self._outlet.fail(error)  # the last tokens cannot be recorded: this is not a clean end
             case Found():
                 self._found(command, now)
-            case LinkLost(lane, link):
+            case LinkLost(lane, link, gone):
                 if self._links.get(lane) is link:
-                    self._loop.lost(lane, now)
+                    self._loop.lost(lane, now, gone)
             case LinkBack(lane, link, restarted):
                 if self._links.get(lane) is link:
                     self._loop.back(lane, restarted, now)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -11,19 +10,11 @@ from pydantic_settings import NoDecode
 
 from paceline.runtime.grpc_client import ClientTls
 from paceline.runtime.settings import ServiceSettings, settings_config
+from paceline_gateway.discovery.targets import Target, parse_target, split_target
 from paceline_gateway.plan import Patience
 from paceline_gateway.services import SessionLimits
 
-_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+):([0-9]{1,5})")
-_STATIC = "static://"
 MEMORY_STORE = "memory://"
-
-
-def _addresses(text: str) -> list[str]:
-    """Addresses of "a:1,b:2", "static://a:1,b:2" or "[a:1,b:2]"; brackets around IPv6 hosts stay."""
-    if text.startswith("[") and text.endswith("]"):
-        text = text[1:-1]
-    return [part.strip() for part in text.removeprefix(_STATIC).split(",") if part.strip()]
 
 
 class GatewaySettings(ServiceSettings):
@@ -36,9 +27,13 @@ class GatewaySettings(ServiceSettings):
     model_name: str = ""
     """Name that clients ask for; empty takes the last part of `model`. Replicas must serve the same name."""
     verifiers: Annotated[tuple[str, ...], NoDecode] = ()
-    """Addresses of verifiers: host:port,host:port or static://host:port,host:port."""
+    """Where verifiers are: host:port,host:port or dns:///host:port or k8s://namespace/service[:port-name-or-number]."""
     drafters: Annotated[tuple[str, ...], NoDecode] = ()
-    """Addresses of drafters, in the same form; none: everything is decoded plainly."""
+    """Where drafters are, in the same form; none: everything is decoded plainly."""
+    dns_interval_s: float = Field(default=3.0, gt=0)
+    """Pause between two lookups of a dns:/// name, in seconds."""
+    kubeconfig_file: Path | None = None
+    """Credentials for k8s://; none takes the pod's service account, or else the user's own kubeconfig."""
     http_port: int | None = Field(default=0, ge=0, le=65535)
     """Port of the OpenAI-compatible HTTP server on `host`; 0 takes a free one, none starts no HTTP server."""
     max_body_bytes: int = Field(default=8 * 2**20, ge=1024)
@@ -104,17 +99,12 @@ class GatewaySettings(ServiceSettings):
         given = [value] if isinstance(value, str) else value
         if not isinstance(given, (list, tuple)) or not all(isinstance(part, str) for part in given):
             return value
-        return [address for part in given for address in _addresses(part)]
+        return [address for part in given for address in split_target(part)]
 
     @field_validator("verifiers", "drafters")
     @classmethod
     def _check_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for address in value:
-            match = _ADDRESS.fullmatch(address)
-            if match is None or not 0 < int(match[2]) <= 65535:
-                raise ValueError(f"{address!r} is no address; write host:port, several with commas")
-        if len(set(value)) < len(value):
-            raise ValueError("an address is named twice")
+        parse_target(value)
         return value
 
     @model_validator(mode="after")
@@ -127,6 +117,16 @@ class GatewaySettings(ServiceSettings):
         if self.draft_wait_floor_ms > self.draft_wait_ceiling_ms:
             raise ValueError("draft_wait_floor_ms must not exceed draft_wait_ceiling_ms")
         return self
+
+    @property
+    def verifier_target(self) -> Target:
+        """Where verifiers are."""
+        return parse_target(self.verifiers)
+
+    @property
+    def drafter_target(self) -> Target:
+        """Where drafters are."""
+        return parse_target(self.drafters)
 
     @property
     def client_tls(self) -> ClientTls | None:

@@ -124,9 +124,9 @@ class VerifierLane:
         self.attachment.found(replica)
         self._open_and_repeat(now)
 
-    def lost(self, now: float) -> None:
-        """The link is broken."""
-        self.attachment.lost(now)
+    def lost(self, now: float, gone: bool = False) -> None:
+        """The link is broken; a replica that is gone is not waited for."""
+        self.attachment.lost(now, gone)
         self._retry_at = None
 
     def back(self, restarted: bool, now: float) -> None:

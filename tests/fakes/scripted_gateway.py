@@ -28,11 +28,13 @@ class ScriptedGateway(GenerationServicer):
         events: what every stream says.
         error: what it ends with; None for a clean end.
         requests: what was asked.
+        metadata: what came with each of them.
     """
 
     events: Sequence[GenerationEvent] = ()
     error: PacelineError | None = None
     requests: list[GenerationRequest] = field(default_factory=list)
+    metadata: list[dict[str, str | bytes]] = field(default_factory=list)
 
     async def Generate(  # noqa: N802 - the rpc's name
         self,
@@ -40,6 +42,7 @@ class ScriptedGateway(GenerationServicer):
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
         self.requests.append(generate_request_from_pb(request))
+        self.metadata.append(dict(context.invocation_metadata() or ()))
         for event in self.events:
             yield generation_event_to_pb(event)
         if self.error is not None:
@@ -62,8 +65,8 @@ class ScriptedGateway(GenerationServicer):
 
 
 @contextmanager
-def serving(gateway: ScriptedGateway) -> Iterator[str]:
-    """Serves on a free port of loopback, in a thread with a loop of its own; the address."""
+def serving(gateway: ScriptedGateway, credentials: grpc.ServerCredentials | None = None) -> Iterator[str]:
+    """Serves on a free port of loopback, with TLS if told so, in a thread with a loop of its own; the address."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -71,7 +74,8 @@ def serving(gateway: ScriptedGateway) -> Iterator[str]:
     async def start() -> tuple[grpc.aio.Server, int]:
         server = grpc.aio.server()
         add_GenerationServicer_to_server(gateway, server)
-        port = server.add_insecure_port("127.0.0.1:0")
+        where = "127.0.0.1:0"
+        port = server.add_secure_port(where, credentials) if credentials else server.add_insecure_port(where)
         await server.start()
         return server, port
 

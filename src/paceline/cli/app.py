@@ -57,6 +57,18 @@ JsonOrError = Annotated[
     bool, typer.Option("--json", help="One JSON object on standard output; an error is one too, under `error`.")
 ]
 Address = Annotated[str, typer.Option(help="The gateway's address, host:port.")]
+ApiKey = Annotated[
+    str,
+    typer.Option(
+        envvar="PACELINE_API_KEY",
+        show_default=False,
+        help="API key to show to the gateway; better in the environment, where no list of processes has it.",
+    ),
+]
+Tls = Annotated[bool, typer.Option("--tls", help="Speak TLS to the gateway.")]
+TlsCaFile = Annotated[Path | None, typer.Option(help="PEM authorities to trust; default: the system's.")]
+TlsCertFile = Annotated[Path | None, typer.Option(help="PEM certificate chain to show (mutual TLS).")]
+TlsKeyFile = Annotated[Path | None, typer.Option(help="PEM private key of --tls-cert-file.")]
 Method = Annotated[
     str, typer.Option(help="Draft by this method only, such as ngram; default: whatever the drafter does.")
 ]
@@ -148,10 +160,16 @@ def generate(
     num_speculative_tokens: BlockSize = None,
     no_speculation: NoSpeculation = False,
     address: Address = DEFAULT_ADDRESS,
+    api_key: ApiKey = "",
+    tls: Tls = False,
+    tls_ca_file: TlsCaFile = None,
+    tls_cert_file: TlsCertFile = None,
+    tls_key_file: TlsKeyFile = None,
     plain_text: Plain = False,
     json_output: JsonOrError = False,
 ) -> None:
     """Generates one completion, streams it and says what speculation did for it."""
+    from paceline.cli.connection import Connection
     from paceline.cli.generate import run_generate
     from paceline.cli.request import RequestOptions
 
@@ -173,7 +191,7 @@ def generate(
             run_generate(
                 read_stdin() if prompt == "-" else prompt,
                 options,
-                address=address,
+                connection=Connection(address, api_key, tls, tls_ca_file, tls_cert_file, tls_key_file),
                 chat=chat,
                 system=system,
                 colour=not plain_text,
@@ -196,10 +214,16 @@ def chat(
     num_speculative_tokens: BlockSize = None,
     no_speculation: NoSpeculation = False,
     address: Address = DEFAULT_ADDRESS,
+    api_key: ApiKey = "",
+    tls: Tls = False,
+    tls_ca_file: TlsCaFile = None,
+    tls_cert_file: TlsCertFile = None,
+    tls_key_file: TlsKeyFile = None,
     plain_text: Plain = False,
 ) -> None:
     """Talks with the model; each turn sends the whole conversation. Empty line or Ctrl-D ends."""
     from paceline.cli.chat import run_chat
+    from paceline.cli.connection import Connection
     from paceline.cli.request import RequestOptions
 
     options = RequestOptions(
@@ -214,7 +238,8 @@ def chat(
         num_speculative_tokens=num_speculative_tokens,
         speculation=not no_speculation,
     )
-    asyncio.run(run_chat(options, address=address, system=system, colour=not plain_text))
+    connection = Connection(address, api_key, tls, tls_ca_file, tls_cert_file, tls_key_file)
+    asyncio.run(run_chat(options, connection=connection, system=system, colour=not plain_text))
 
 
 class _HelpBeforeService(TyperCommand):

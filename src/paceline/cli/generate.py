@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from paceline.cli.connection import Connection
 from paceline.cli.console import err, out, to_json
 from paceline.cli.render import Summary, coloured, legend, summary_line
-from paceline.cli.request import Completion, RequestOptions, check_address, complete
+from paceline.cli.request import Completion, RequestOptions, complete
 from paceline.client import AsyncClient
 from paceline.generation import Chunk, Started
 from paceline.text.request import ChatMessage, ChatPrompt, GenerationRequest, Prompt, TextPrompt
@@ -16,7 +17,7 @@ async def run_generate(
     text: str,
     options: RequestOptions,
     *,
-    address: str,
+    connection: Connection,
     chat: bool,
     system: str,
     colour: bool,
@@ -25,17 +26,21 @@ async def run_generate(
     """Generates and prints: the text to standard output, what was measured to standard error, or all as JSON.
 
     Raises:
-        InvalidArgument: the address is none, or no message can hold an option.
+        InvalidArgument: the connection cannot be what it says, or no message can hold an option.
         PacelineError: what the gateway says.
     """
-    check_address(address)
     request = options.request(prompt_of(text, chat=chat, system=system))
-    async with AsyncClient(address) as client:
-        if json_output:
-            completion = await complete(client, request)
-            out().print(to_json(completion), markup=False)
-        else:
-            await stream(client, request, colour=colour)
+    with connection.explaining():
+        async with connection.open() as client:
+            await _run(client, request, colour=colour, json_output=json_output)
+
+
+async def _run(client: AsyncClient, request: GenerationRequest, *, colour: bool, json_output: bool) -> None:
+    if json_output:
+        completion = await complete(client, request)
+        out().print(to_json(completion), markup=False)
+    else:
+        await stream(client, request, colour=colour)
 
 
 def prompt_of(text: str, *, chat: bool, system: str) -> Prompt:

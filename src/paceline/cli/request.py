@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import grpc.aio
-
 from paceline.client import AsyncClient
-from paceline.errors import InvalidArgument, Unavailable
+from paceline.errors import Unavailable
 from paceline.generation import Chunk, Evidence, Finished, Started
 from paceline.messages import FinishReason, SamplingParams, TokenOrigin
 from paceline.text.request import GenerationRequest, Prompt, SpeculationOptions
-
-_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+):([0-9]{1,5})")
-_UNREACHABLE = ("failed to connect", "errors resolving", "address lookup failed", "dns resolution failed")
-"""Parts of gRPC's messages, in lower case, when nobody listens at an address or its host has no such name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,42 +99,6 @@ class Completion:
         return len(self.token_ids) / (self.evidence.total_ms / 1e3) if self.evidence.total_ms else 0.0
 
 
-def check_address(address: str) -> None:
-    """Refuses what can be no gateway's address, in the form that the gateway wants its replicas' addresses.
-
-    Raises:
-        InvalidArgument: it is not host:port.
-    """
-    match = _ADDRESS.fullmatch(address)
-    if match is None or not 0 < int(match[2]) <= 65535:
-        raise InvalidArgument(f"--address {address!r} is no address; write host:port", field="address")
-
-
-@contextmanager
-def explaining_unreachable(address: str) -> Iterator[None]:
-    """Makes gRPC's words for "nobody listens there" into what a user can act on; a gateway's own words stay.
-
-    Raises:
-        Unavailable: nobody listens at the address.
-    """
-    try:
-        yield
-    except Unavailable as error:
-        if not _is_unreachable(error):
-            raise
-        raise Unavailable(
-            f"no gateway answers at {address}: start one with `paceline up`, or name another with --address"
-        ) from error
-
-
-def _is_unreachable(error: Unavailable) -> bool:
-    """Whether the connection failed. A gateway may use the same words about a replica, but sends trailers."""
-    cause = error.__cause__
-    if not isinstance(cause, grpc.aio.AioRpcError) or cause.trailing_metadata():
-        return False
-    return any(part in error.message.lower() for part in _UNREACHABLE)
-
-
 async def complete(
     client: AsyncClient,
     request: GenerationRequest,
@@ -164,17 +120,16 @@ async def complete(
     started: Started | None = None
     finished: Finished | None = None
     chunks: list[Chunk] = []
-    with explaining_unreachable(client.address):
-        async for event in client.generate(request):
-            match event:
-                case Started():
-                    started = event
-                    on_start(event)
-                case Chunk():
-                    chunks.append(event)
-                    on_chunk(event)
-                case Finished():
-                    finished = event
+    async for event in client.generate(request):
+        match event:
+            case Started():
+                started = event
+                on_start(event)
+            case Chunk():
+                chunks.append(event)
+                on_chunk(event)
+            case Finished():
+                finished = event
     if started is None or finished is None:
         raise Unavailable("the stream ended without its last message; the gateway may have been stopped")
     return Completion(

@@ -2,82 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
+from tests.e2e.launcher import PACELINE, Launcher, generate, gone, is_listening
+
 Eventually = Callable[[Callable[[], bool]], None]
-
-
-@dataclass
-class Up:
-    """A running `paceline up`.
-
-    Attributes:
-        process: the launcher.
-        told: what it printed as JSON when the fleet was ready.
-    """
-
-    process: subprocess.Popen[str]
-    told: dict[str, Any]
-
-    @property
-    def gateway(self) -> str:
-        return str(self.told["addresses"]["gateway"])
-
-    def family(self) -> list[psutil.Process]:
-        """The launcher's descendants: services and Redis."""
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def ports(self) -> list[int]:
-        addresses = self.told["addresses"]
-        listed = [addresses["gateway"], *addresses["verifiers"], *addresses["drafters"], addresses["redis"]]
-        return [int(address.rsplit(":", 1)[1]) for address in listed]
-
-
-class Launcher:
-    """Starts `paceline up` and ends whatever is left of it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.started: list[subprocess.Popen[str]] = []
-        self.seen: list[psutil.Process] = []
-
-    def start(self, model: Path, *arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", "from paceline.cli import main; main()", "up", "--json", "--model", str(model)]
-        command += ["--http-port=0", "--log-dir", str(self.folder / "logs"), *arguments]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder)
-        self.started.append(process)
-        return process
-
-    def up(self, model: Path, *arguments: str) -> Up:
-        process = self.start(model, *arguments)
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            pytest.fail(f"paceline up ended: {process.communicate()[1]}")
-        up = Up(process, json.loads(line))
-        self.seen += up.family()
-        return up
-
-    def close(self) -> None:
-        for process in self.started:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
-        for member in self.seen:
-            if member.is_running():
-                member.kill()
 
 
 @pytest.fixture
@@ -87,36 +24,14 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
     launcher.close()
 
 
-def generate(address: str, *arguments: str) -> dict[str, Any]:
-    """`paceline generate --json` as a process."""
-    command = [sys.executable, "-c", "from paceline.cli import main; main()", "generate", "--json", "--raw"]
-    command += ["--address", address, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
-
-
-def gone(members: list[psutil.Process]) -> bool:
-    return not any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in members)
-
-
-def is_listening(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
 def test_the_fleet_serves_survives_a_lost_drafter_and_ends_at_ctrl_c(
     launcher: Launcher, tiny_llama: Path, eventually: Eventually
 ) -> None:
-    up = launcher.up(
-        tiny_llama, "--port=0", "--method=ngram,draft_model", f"--drafter-model={tiny_llama}", "--verifiers=2"
-    )
+    up = launcher.up(tiny_llama, "--method=ngram,draft_model", f"--drafter-model={tiny_llama}", "--verifiers=2")
     family, ports = up.family(), up.ports()
     assert set(up.told["pids"]) == {"verifier 0", "verifier 1", "drafter 0", "gateway"}
     assert all(is_listening(port) for port in ports)
-    question = ("abcabcab", "--max-tokens=40", "--temperature=0.8", "--top-p=0.95", "--seed=5")
+    question = ("abcabcab", "--raw", "--max-tokens=40", "--temperature=0.8", "--top-p=0.95", "--seed=5")
 
     fast = generate(up.gateway, *question)
     plain = generate(up.gateway, *question, "--no-speculation")
@@ -147,7 +62,7 @@ def test_the_fleet_serves_survives_a_lost_drafter_and_ends_at_ctrl_c(
 
 
 def test_a_killed_launcher_leaves_no_process(launcher: Launcher, tiny_llama: Path, eventually: Eventually) -> None:
-    up = launcher.up(tiny_llama, "--port=0", "--method=ngram")
+    up = launcher.up(tiny_llama, "--method=ngram")
     family, ports = up.family(), up.ports()
     assert len(family) == 4  # verifier, drafter, gateway, Redis
     up.process.kill()
@@ -157,7 +72,7 @@ def test_a_killed_launcher_leaves_no_process(launcher: Launcher, tiny_llama: Pat
 
 
 def test_the_loss_of_the_only_verifier_ends_the_fleet(launcher: Launcher, tiny_llama: Path) -> None:
-    up = launcher.up(tiny_llama, "--port=0", "--drafters=0")
+    up = launcher.up(tiny_llama, "--drafters=0")
     family = up.family()
     assert up.told["addresses"]["drafters"] == []
     os.kill(up.told["pids"]["verifier 0"], signal.SIGKILL)
@@ -168,7 +83,7 @@ def test_the_loss_of_the_only_verifier_ends_the_fleet(launcher: Launcher, tiny_l
 
 
 def test_a_part_that_cannot_start_is_shown_with_its_last_lines(launcher: Launcher, tiny_llama: Path) -> None:
-    process = launcher.start(tiny_llama, "--port=0", "--drafters=0", "--verifier-device=cuda:99")
+    process = launcher.start(tiny_llama, "--drafters=0", "--verifier-device=cuda:99")
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2
     assert "error: verifier 0 ended with exit status" in errors
@@ -177,28 +92,29 @@ def test_a_part_that_cannot_start_is_shown_with_its_last_lines(launcher: Launche
     assert "Traceback" not in errors
 
 
-def test_a_taken_port_is_told_before_the_models_are_loaded(launcher: Launcher, tiny_llama: Path) -> None:
+@pytest.mark.parametrize("flag", ["--port", "--http-port"])
+def test_a_taken_port_is_told_before_the_models_are_loaded(launcher: Launcher, tiny_llama: Path, flag: str) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        process = launcher.start(tiny_llama, f"--port={port}", "--drafters=0")
+        process = launcher.start(tiny_llama, f"{flag}={port}", "--drafters=0")
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 2
-    assert f"error: --port {port} of 127.0.0.1 cannot be used" in errors
+    assert f"error: {flag} {port} of 127.0.0.1 cannot be used" in errors
     assert "models: preparing" not in errors
     assert "Traceback" not in errors
 
 
 def test_a_lost_redis_is_told_and_comes_back(launcher: Launcher, tiny_llama: Path) -> None:
-    up = launcher.up(tiny_llama, "--port=0", "--drafters=0")
+    up = launcher.up(tiny_llama, "--drafters=0")
     (redis,) = [member for member in up.family() if member.name().startswith(("valkey", "redis"))]
     redis.kill()
     assert up.process.stderr is not None
     lines = iter(up.process.stderr.readline, "")
     assert any(line.startswith("redis: ended") for line in lines)
     assert any(line.startswith(f"redis: ready {up.told['addresses']['redis']}") for line in lines)
-    assert len(generate(up.gateway, "abc", "--max-tokens=4")["token_ids"]) == 4
+    assert len(generate(up.gateway, "abc", "--raw", "--max-tokens=4")["token_ids"]) == 4
     family = up.family()
     up.process.send_signal(signal.SIGINT)
     up.process.communicate(timeout=60)
@@ -207,12 +123,10 @@ def test_a_lost_redis_is_told_and_comes_back(launcher: Launcher, tiny_llama: Pat
 
 
 def test_the_loss_of_the_gateway_ends_the_fleet_at_once(launcher: Launcher, tiny_llama: Path) -> None:
-    up = launcher.up(tiny_llama, "--port=0", "--drafters=0")
+    up = launcher.up(tiny_llama, "--drafters=0")
     family = up.family()
-    command = [sys.executable, "-c", "from paceline.cli import main; main()", "generate", "--raw", "abc"]
-    with subprocess.Popen(
-        [*command, "--address", up.gateway], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as running:
+    command = [*PACELINE, "generate", "--raw", "abc", "--address", up.gateway]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
         assert running.stdout is not None
         assert running.stdout.read(1)
         os.kill(up.told["pids"]["gateway"], signal.SIGKILL)
@@ -232,7 +146,7 @@ def test_a_model_that_is_not_there(launcher: Launcher, tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_model(launcher: Launcher, tmp_path: Path) -> None:
-    process = launcher.start(tmp_path, "--port=0")
+    process = launcher.start(tmp_path)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "lacks config.json" in errors
@@ -240,7 +154,7 @@ def test_a_folder_without_a_model(launcher: Launcher, tmp_path: Path) -> None:
 
 
 def test_a_redis_that_is_not_there(launcher: Launcher, tiny_llama: Path) -> None:
-    process = launcher.start(tiny_llama, "--port=0", "--method=ngram", "--redis-url=redis://127.0.0.1:1")
+    process = launcher.start(tiny_llama, "--method=ngram", "--redis-url=redis://127.0.0.1:1")
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 3
     assert "error: " in errors
@@ -251,7 +165,7 @@ def test_a_redis_that_is_not_there(launcher: Launcher, tiny_llama: Path) -> None
 def test_a_start_that_is_interrupted_leaves_nothing(
     launcher: Launcher, tiny_llama: Path, number: signal.Signals
 ) -> None:
-    process = launcher.start(tiny_llama, "--port=0", "--method=ngram")
+    process = launcher.start(tiny_llama, "--method=ngram")
     assert process.stderr is not None
     while "verifier 0: starting" not in (line := process.stderr.readline()):
         assert line, "ended before it started anything"

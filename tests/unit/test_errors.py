@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,21 +15,23 @@ from paceline import errors
 from paceline.errors import Failure, PacelineError, from_failure
 from paceline.runtime.grpc_errors import ErrorInterceptor, error_from_rpc, status_to_pb
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "errors.md"
+# class, code, status on gRPC, status on HTTP, seconds after which a client may try again
 TABLE = [
-    (errors.PacelineError, "internal", grpc.StatusCode.INTERNAL, 500),
-    (errors.InvalidArgument, "invalid_argument", grpc.StatusCode.INVALID_ARGUMENT, 400),
-    (errors.NotFound, "not_found", grpc.StatusCode.NOT_FOUND, 404),
-    (errors.Unauthenticated, "unauthenticated", grpc.StatusCode.UNAUTHENTICATED, 401),
-    (errors.SessionBusy, "session_busy", grpc.StatusCode.ABORTED, 409),
-    (errors.Fenced, "fenced", grpc.StatusCode.ABORTED, 409),
-    (errors.CapacityExceeded, "capacity_exceeded", grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
-    (errors.PayloadTooLarge, "payload_too_large", grpc.StatusCode.RESOURCE_EXHAUSTED, 413),
-    (errors.Unavailable, "unavailable", grpc.StatusCode.UNAVAILABLE, 503),
-    (errors.DeadlineExceeded, "deadline_exceeded", grpc.StatusCode.DEADLINE_EXCEEDED, 504),
-    (errors.Cancelled, "cancelled", grpc.StatusCode.CANCELLED, 499),
-    (errors.ModelError, "model_error", grpc.StatusCode.FAILED_PRECONDITION, 500),
-    (errors.ConfigurationError, "configuration_error", grpc.StatusCode.FAILED_PRECONDITION, 500),
-    (errors.DataLoss, "data_loss", grpc.StatusCode.DATA_LOSS, 500),
+    (errors.PacelineError, "internal", grpc.StatusCode.INTERNAL, 500, None),
+    (errors.InvalidArgument, "invalid_argument", grpc.StatusCode.INVALID_ARGUMENT, 400, None),
+    (errors.NotFound, "not_found", grpc.StatusCode.NOT_FOUND, 404, None),
+    (errors.Unauthenticated, "unauthenticated", grpc.StatusCode.UNAUTHENTICATED, 401, None),
+    (errors.SessionBusy, "session_busy", grpc.StatusCode.ABORTED, 409, None),
+    (errors.Fenced, "fenced", grpc.StatusCode.ABORTED, 409, None),
+    (errors.CapacityExceeded, "capacity_exceeded", grpc.StatusCode.RESOURCE_EXHAUSTED, 429, 1),
+    (errors.PayloadTooLarge, "payload_too_large", grpc.StatusCode.RESOURCE_EXHAUSTED, 413, None),
+    (errors.Unavailable, "unavailable", grpc.StatusCode.UNAVAILABLE, 503, 1),
+    (errors.DeadlineExceeded, "deadline_exceeded", grpc.StatusCode.DEADLINE_EXCEEDED, 504, None),
+    (errors.Cancelled, "cancelled", grpc.StatusCode.CANCELLED, 499, None),
+    (errors.ModelError, "model_error", grpc.StatusCode.FAILED_PRECONDITION, 500, None),
+    (errors.ConfigurationError, "configuration_error", grpc.StatusCode.FAILED_PRECONDITION, 500, None),
+    (errors.DataLoss, "data_loss", grpc.StatusCode.DATA_LOSS, 500, None),
 ]
 
 
@@ -42,12 +45,21 @@ def test_table_is_complete_and_codes_are_unique() -> None:
     assert len({row[1] for row in TABLE}) == len(TABLE)
 
 
-@pytest.mark.parametrize(("error_class", "code", "status", "http_status"), TABLE)
+def test_the_table_of_the_documents_is_this_one() -> None:
+    rows = [tuple(cell.strip(" `") for cell in line.split("|")[1:6]) for line in DOCUMENT.read_text().splitlines()]
+    documented = {row[0]: row[1:] for row in rows if len(row) == 5 and row[0] in {each[1] for each in TABLE}}
+    assert documented == {
+        code: (error_class.__name__, status.name, str(http_status), "" if retry is None else f"after {retry} s")
+        for error_class, code, status, http_status, retry in TABLE
+    }
+
+
+@pytest.mark.parametrize(("error_class", "code", "status", "http_status", "retry_after_s"), TABLE)
 def test_error_and_its_failure(
-    error_class: type[PacelineError], code: str, status: grpc.StatusCode, http_status: int
+    error_class: type[PacelineError], code: str, status: grpc.StatusCode, http_status: int, retry_after_s: int | None
 ) -> None:
     error = error_class("what happened", field="top_p")
-    assert (error.code, error.http_status) == (code, http_status)
+    assert (error.code, error.http_status, error.retry_after_s) == (code, http_status, retry_after_s)
     assert grpc.StatusCode[error.grpc_status] is status
     assert error.to_failure() == Failure(code, "what happened", "top_p")
     back = from_failure(error.to_failure())
@@ -66,6 +78,13 @@ def test_status_carries_standard_details() -> None:
     assert (info.reason, info.domain, info.metadata["field"]) == ("invalid_argument", "paceline", "top_p")
     assert status.details[1].Unpack(bad_request)
     assert bad_request.field_violations[0].field == "top_p"
+    assert len(status.details) == 2
+
+
+def retry_info(status: status_pb2.Status) -> list[int]:
+    """Seconds of every RetryInfo in the details."""
+    found = error_details_pb2.RetryInfo()
+    return [found.retry_delay.seconds for detail in status.details if detail.Unpack(found)]
 
 
 # --- over real gRPC -------------------------------------------------------------------------------------------------
@@ -140,20 +159,34 @@ async def _invoke(channel: Any, method: str, request: bytes) -> None:
             assert response == b"first"
 
 
-async def _call(channel: grpc.aio.Channel, method: str, request: bytes) -> PacelineError:
+async def _failed(channel: grpc.aio.Channel, method: str, request: bytes) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await _invoke(channel, method, request)
-    return error_from_rpc(caught.value)
+    return caught.value
+
+
+async def _call(channel: grpc.aio.Channel, method: str, request: bytes) -> PacelineError:
+    return error_from_rpc(await _failed(channel, method, request))
 
 
 @pytest.mark.parametrize("method", ["Unary", "Generator", "Writer", "Bidi", "Collect"])
-@pytest.mark.parametrize("error_class", [row[0] for row in TABLE])
+@pytest.mark.parametrize(("error_class", "code", "status", "_http_status", "retry_after_s"), TABLE)
 async def test_every_class_survives_every_shape_of_rpc(
-    channel: grpc.aio.Channel, method: str, error_class: type[PacelineError]
+    channel: grpc.aio.Channel,
+    method: str,
+    error_class: type[PacelineError],
+    code: str,
+    status: grpc.StatusCode,
+    _http_status: int,
+    retry_after_s: int | None,
 ) -> None:
-    error = await _call(channel, method, error_class.code.encode())
+    rpc_error = await _failed(channel, method, code.encode())
+    assert rpc_error.code() is status
+    details = dict(rpc_error.trailing_metadata())["grpc-status-details-bin"]
+    assert retry_info(status_pb2.Status.FromString(details)) == ([] if retry_after_s is None else [retry_after_s])
+    error = error_from_rpc(rpc_error)
     assert type(error) is error_class
-    assert (error.message, error.field) == ("what happened", "top_p")
+    assert (error.message, error.field, error.retry_after_s) == ("what happened", "top_p", retry_after_s)
 
 
 @pytest.mark.parametrize("method", ["Unary", "Generator", "Writer", "Bidi", "Collect"])

@@ -1,8 +1,8 @@
 """The error tree on gRPC, both ways.
 
 A `PacelineError` leaves as a `google.rpc.Status` in the standard `grpc-status-details-bin` trailer: an `ErrorInfo`
-whose reason is the error's code and, where a field is at fault, a `BadRequest` that names it. Clients of any language
-read them; `error_from_rpc` turns them into the same class again.
+whose reason is the error's code, where a field is at fault a `BadRequest` that names it, and where trying again helps a
+`RetryInfo` that says when. Clients of any language read them; `error_from_rpc` turns them into the same class again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf import duration_pb2
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
@@ -46,6 +47,9 @@ def status_to_pb(error: PacelineError) -> status_pb2.Status:
     if error.field:
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=message)
         status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    if error.retry_after_s is not None:
+        delay = duration_pb2.Duration(seconds=error.retry_after_s)
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
     return status
 
 
@@ -157,4 +161,6 @@ async def _abort_with(error: Exception, context: grpc.aio.ServicerContext[Any, A
     if not isinstance(error, PacelineError):
         logger.error("unexpected error in a handler", exc_info=error, extra={"method": method})
         error = PacelineError("internal error; the server's log has the details")
+    # Without its message, which may repeat what the client sent.
+    logger.debug("rpc refused", extra={"method": method, "code": error.code, "field": error.field})
     await abort(context, error)

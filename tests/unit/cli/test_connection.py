@@ -75,7 +75,7 @@ def test_a_key_that_no_header_holds_is_not_shown() -> None:
 def test_a_gateway_that_wants_a_key_says_so_itself(gateway: ScriptedGateway, address: str) -> None:
     gateway.events, gateway.error = (), Unauthenticated("an API key is required")
     result = CliRunner().invoke(app, ["generate", "hi", "--address", address])
-    assert result.exit_code != 0
+    assert result.exit_code == EXIT_USAGE
     assert result.stderr == "error: an API key is required\n"
 
 

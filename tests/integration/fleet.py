@@ -307,6 +307,11 @@ class Fleet:
             yield fleet
 
     @property
+    def http_url(self) -> str:
+        """Where the gateway's HTTP server is; needs `settings={"http_port": 0}`."""
+        return f"http://{self.gateway.addresses['http']}"
+
+    @property
     def verifier_pool(self) -> Pool:
         assert self.gateway.verifiers is not None
         return self.gateway.verifiers

@@ -27,6 +27,9 @@ from paceline_gateway.discovery.build import make_discovery
 from paceline_gateway.discovery.targets import Target
 from paceline_gateway.door import Door, DoorSettings
 from paceline_gateway.fitness import Fitness
+from paceline_gateway.http.app import make_app
+from paceline_gateway.http.front import Front, FrontLimits
+from paceline_gateway.http.server import HttpServer
 from paceline_gateway.link_codec import DRAFTER_CODEC, VERIFIER_CODEC, LinkCodec
 from paceline_gateway.pool import Pool
 from paceline_gateway.servicer import GenerationServicer
@@ -85,6 +88,21 @@ class GatewayService:
         self.drafters: Pool | None = None
         self.registry = CollectorRegistry()
         self.addresses: dict[str, str] = {}
+        self._http = None if settings.http_port is None else self._make_http(settings.http_port)
+
+    def _make_http(self, port: int) -> HttpServer:
+        settings = self._settings
+        front = Front(
+            door=lambda: self.servicer.door,
+            keys=self.keys,
+            verifiers=lambda: self.verifiers.snapshot if self.verifiers else None,
+            drafters=lambda: self.drafters.snapshot if self.drafters else None,
+            sessions=self.sessions,
+            store=self.store,
+            registry=self.registry,
+            limits=FrontLimits(settings.max_body_bytes, settings.max_choices, settings.client_stall_s),
+        )
+        return HttpServer(settings, port, make_app(front), stop_grace_s=_STOP_GRACE_S)
 
     @property
     def grpc_services(self) -> Sequence[str]:
@@ -96,12 +114,14 @@ class GatewayService:
         gateway_pb2_grpc.add_GenerationServicer_to_server(self.servicer, server)
 
     async def start(self, supervisor: Supervisor, set_healthy: Callable[[bool], None]) -> None:
-        """Reads the tokenizer, checks the store, connects to the replicas, and opens the door.
+        """Listens for HTTP, reads the tokenizer, checks the store, connects to the replicas, and opens the door.
 
         Raises:
-            PacelineError: the tokenizer cannot be read or the store cannot be reached.
+            PacelineError: the port is taken, the tokenizer cannot be read or the store cannot be reached.
         """
         settings = self._settings
+        if self._http is not None:
+            self.addresses["http"] = self._http.start(supervisor)
         tokenizer, template = await asyncio.to_thread(self._load_text)
         await self._check_store()
         fitness = Fitness(settings.model_name or default_name(settings.model), tokenizer)
@@ -182,4 +202,6 @@ class GatewayService:
     async def stop(self) -> None:
         """Ends what runs and closes the store."""
         await self.sessions.stop(_STOP_GRACE_S)
+        if self._http is not None:
+            await self._http.stop()
         await self.store.close()

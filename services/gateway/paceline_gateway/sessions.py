@@ -56,6 +56,11 @@ class Sessions:
         return self._num_permits
 
     @property
+    def draining(self) -> bool:
+        """Whether nobody is admitted any more."""
+        return self._draining
+
+    @property
     def actors(self) -> tuple[SessionActor, ...]:
         """Session actors, those included that only complete a record."""
         return tuple(self._actors.values())

@@ -1,0 +1,117 @@
+"""From the bytes of a body to a request model: read within a limit, strictly JSON, no unknown fields."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails, from_json
+from starlette.requests import ClientDisconnect, Request
+
+from paceline.errors import InvalidArgument, PayloadTooLarge
+from paceline_gateway.http.errors import ClientLeft
+from paceline_gateway.http.request_fields import GenerationFields, StreamOptions
+from paceline_gateway.http.requests import Message
+from paceline_gateway.http.unsupported import without_no_ops
+
+_INLINE_BYTES = 64 * 1024
+"""Larger bodies are parsed in a thread."""
+
+RequestT = TypeVar("RequestT", bound=GenerationFields)
+
+
+async def read_request(request: Request, model: type[RequestT], max_bytes: int) -> RequestT:
+    """Reads and checks a request's body.
+
+    Args:
+        request: its body not read yet.
+        model: what it must be.
+        max_bytes: largest body.
+
+    Raises:
+        PayloadTooLarge: it is larger.
+        InvalidArgument: it is no such request; names the field.
+        ClientLeft: the client left while it was sending.
+    """
+    _check_type(request)
+    content = await _read(request, max_bytes)
+    if len(content) <= _INLINE_BYTES:
+        return parse(content, model)
+    return await asyncio.to_thread(parse, content, model)
+
+
+def _check_type(request: Request) -> None:
+    """A page of another site can post text and forms here without asking, so only JSON is taken."""
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise InvalidArgument(f"the body is {kind or 'of no type'}; send Content-Type: application/json")
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    stated = request.headers.get("content-length", "")
+    if stated.isdecimal() and int(stated[:19]) > max_bytes:
+        raise _too_large(max_bytes)
+    content = bytearray()
+    try:
+        async for part in request.stream():
+            content += part
+            if len(content) > max_bytes:
+                raise _too_large(max_bytes)
+    except ClientDisconnect:
+        raise ClientLeft from None
+    return bytes(content)
+
+
+def _too_large(max_bytes: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"the body is larger than {max_bytes} bytes, which is all that is accepted here")
+
+
+def parse(content: bytes, model: type[RequestT]) -> RequestT:
+    """The request that a body is.
+
+    Raises:
+        InvalidArgument: it is not JSON, no object, or has a field that is wrong, unknown or not supported.
+    """
+    try:
+        # Refuses NaN, lone surrogates and deep nesting by itself.
+        fields = from_json(content, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidArgument(f"the body is not valid JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise InvalidArgument("the body must be a JSON object")
+    try:
+        return model.model_validate(_supported(fields, model))
+    except ValidationError as error:
+        raise _named(error.errors(include_url=False, include_input=False)[0]) from None
+
+
+def _supported(fields: Mapping[str, Any], model: type[GenerationFields]) -> dict[str, Any]:
+    """The fields less those that ask for nothing, in inner objects too."""
+    supported = without_no_ops(fields, model.no_ops)
+    options, messages = supported.get("stream_options"), supported.get("messages")
+    if isinstance(options, dict):
+        supported["stream_options"] = without_no_ops(options, StreamOptions.no_ops, "stream_options.")
+    if isinstance(messages, list):
+        supported["messages"] = [
+            without_no_ops(message, Message.no_ops, f"messages[{index}].") if isinstance(message, dict) else message
+            for index, message in enumerate(messages)
+        ]
+    return supported
+
+
+def _named(problem: ErrorDetails) -> InvalidArgument:
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
+    match problem["type"]:
+        case "missing":
+            said = "is required"
+        case "extra_forbidden":
+            said = "is not a known field; leave it out"
+        case "shape":
+            said = problem["msg"]
+        case "model_type":
+            said = "must be an object"
+        case _:
+            said = problem["msg"].replace("Input should be", "must be")
+    return InvalidArgument(f"{path} {said}", field=path)

@@ -1,0 +1,52 @@
+"""The outermost layer: every request has a name, and no exception leaves without an answer."""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paceline.runtime.logs import bind_log_context
+from paceline_gateway.caller import REQUEST_ID_HEADER, request_id_of
+from paceline_gateway.http.errors import internal_error_response
+
+logger = logging.getLogger(__name__)
+
+_HEADER = REQUEST_ID_HEADER.encode()
+
+
+class RequestGate:
+    """Names each request, by its client's X-Request-Id or a drawn one, in `scope["state"]["request_id"]`.
+
+    Args:
+        app: what is behind it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Names the request and passes it on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        sent = next((value for name, value in scope["headers"] if name == _HEADER), b"")
+        request_id = request_id_of(sent.decode("latin-1"))
+        bind_log_context(request_id=request_id)
+        scope.setdefault("state", {})["request_id"] = request_id
+        started = False
+
+        async def send_named(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message.get("headers", ()), (_HEADER, request_id.encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_named)
+        except Exception:
+            logger.exception("unexpected error", extra={"path": scope["path"]})
+            if started:
+                raise  # the connection is closed, so that the answer does not look whole
+            await internal_error_response()(scope, receive, send_named)

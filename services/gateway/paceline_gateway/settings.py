@@ -92,6 +92,8 @@ class GatewaySettings(ServiceSettings):
     """PEM certificate chain that this gateway shows to replicas (mutual TLS)."""
     link_tls_key_file: Path | None = None
     """PEM private key of `link_tls_cert_file`."""
+    link_tls_server_name: str = ""
+    """Name that replicas' certificates must carry, for replicas found by address; empty takes the address's host."""
 
     @field_validator("verifiers", "drafters", mode="before")
     @classmethod
@@ -110,8 +112,8 @@ class GatewaySettings(ServiceSettings):
     @model_validator(mode="after")
     def _check_links(self) -> Self:
         files = (self.link_tls_ca_file, self.link_tls_cert_file, self.link_tls_key_file)
-        if any(files) and not self.link_tls:
-            raise ValueError("link_tls_* files need link_tls")
+        if (any(files) or self.link_tls_server_name) and not self.link_tls:
+            raise ValueError("link_tls_* files and link_tls_server_name need link_tls")
         if (self.link_tls_cert_file is None) != (self.link_tls_key_file is None):
             raise ValueError("link_tls_cert_file and link_tls_key_file belong together; give both or none")
         if self.draft_wait_floor_ms > self.draft_wait_ceiling_ms:
@@ -133,7 +135,9 @@ class GatewaySettings(ServiceSettings):
         """How links speak to replicas."""
         if not self.link_tls:
             return None
-        return ClientTls(self.link_tls_ca_file, self.link_tls_cert_file, self.link_tls_key_file)
+        return ClientTls(
+            self.link_tls_ca_file, self.link_tls_cert_file, self.link_tls_key_file, self.link_tls_server_name
+        )
 
     @property
     def patience(self) -> Patience:

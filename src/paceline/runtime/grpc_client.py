@@ -19,11 +19,15 @@ _MAX_RECONNECT_BACKOFF_MS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """PEM files of a client: whom to trust, and for mutual TLS its own certificate and key."""
+    """PEM files of a client: whom to trust, and for mutual TLS its own certificate and key.
+
+    `server_name` is the name that the server's certificate must carry; empty takes the host of the address.
+    """
 
     ca_file: Path | None = None
     cert_file: Path | None = None
     key_file: Path | None = None
+    server_name: str = ""
 
 
 def open_channel(
@@ -34,7 +38,7 @@ def open_channel(
     Raises:
         ConfigurationError: a certificate cannot be read.
     """
-    options = [
+    options: list[tuple[str, int | str]] = [
         *channel_options(max_message_bytes),
         # The library's own first pause is a second: too long for a peer that was restarted.
         ("grpc.initial_reconnect_backoff_ms", _FIRST_RECONNECT_BACKOFF_MS),
@@ -46,6 +50,8 @@ def open_channel(
         credentials = grpc.ssl_channel_credentials(_read(tls.ca_file), _read(tls.key_file), _read(tls.cert_file))
     except OSError as error:
         raise ConfigurationError(f"cannot read a TLS file: {error}", field="tls") from error
+    if tls.server_name:
+        options.append(("grpc.ssl_target_name_override", tls.server_name))
     return grpc.aio.secure_channel(address, credentials, options=options)
 
 

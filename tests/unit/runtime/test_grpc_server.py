@@ -102,6 +102,14 @@ async def test_tls() -> None:
             await _health(address)
 
 
+async def test_tls_checks_the_name_that_it_is_told() -> None:
+    async with serving(*SERVER_TLS) as (_, address):
+        authority = CERTIFICATES / "ca.pem"
+        assert await _health(address, ClientTls(authority, server_name="localhost")) == NOT_SERVING
+        with pytest.raises(grpc.aio.AioRpcError):
+            await _health(address, ClientTls(authority, server_name="elsewhere"))
+
+
 async def test_mutual_tls_wants_a_client_certificate() -> None:
     async with serving(*SERVER_TLS, "--tls-client-ca-file", f"{CERTIFICATES}/ca.pem") as (_, address):
         authority = CERTIFICATES / "ca.pem"

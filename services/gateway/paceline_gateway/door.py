@@ -7,7 +7,7 @@ import dataclasses
 import secrets
 import uuid
 
-from paceline.errors import NotFound, Unavailable
+from paceline.errors import Cancelled, NotFound, PacelineError, Unavailable
 from paceline.generation import ServedModel
 from paceline.session.store import SessionRecord, SessionState, busy_session, unknown_session
 from paceline.text.chat_template import ChatTemplate
@@ -59,6 +59,7 @@ class Door:
         self._template = template
         self._services = services
         self._sessions = sessions
+        self._num_preparing = 0
 
     def models(self) -> tuple[ServedModel, ...]:
         """What can be asked for."""
@@ -87,6 +88,11 @@ class Door:
         """The model's."""
         return self._tokenizer
 
+    @property
+    def num_preparing(self) -> int:
+        """Requests that are admitted and not started yet."""
+        return self._num_preparing
+
     async def start(self, request: GenerationRequest, caller: Caller) -> Generation:
         """Starts a generation. Whoever gets it calls its `leave` in any case.
 
@@ -101,18 +107,33 @@ class Door:
             Unavailable: no verifier, or the gateway is shutting down.
             SessionBusy: a generation runs on the session, here or elsewhere.
         """
+        arrived_at = asyncio.get_running_loop().time()
+        metrics = self._services.metrics
+        try:
+            return await self._start(request, caller, arrived_at)
+        except asyncio.CancelledError:
+            took_s = asyncio.get_running_loop().time() - arrived_at
+            metrics.request_failed(Cancelled("the client has left"), took_s)
+            raise
+        except Exception as error:
+            metrics.request_refused(error if isinstance(error, PacelineError) else PacelineError(str(error)))
+            raise
+
+    async def _start(self, request: GenerationRequest, caller: Caller, arrived_at: float) -> Generation:
         if request.model not in ("", self._settings.model):
             raise NotFound(
                 f"model {request.model!r} is not served here; served is {self._settings.model!r}", field="model"
             )
-        arrived_at = asyncio.get_running_loop().time()
         permit = self._sessions.admit()
+        self._num_preparing += 1
         try:
             actor = await self._make_actor(request, caller, arrived_at)
             self._sessions.run(actor)
         except BaseException:
             permit.release()
             raise
+        finally:
+            self._num_preparing -= 1
         return Generation(actor, permit)
 
     async def _make_actor(self, request: GenerationRequest, caller: Caller, arrived_at: float) -> SessionActor:

@@ -7,6 +7,7 @@ from enum import Enum
 
 from paceline.errors import PacelineError
 from paceline.messages import DrafterCommand, FinishReason, ModelInfo, TokenLogprobs, TokenOrigin, VerifierCommand
+from paceline_gateway.round_record import RoundRecord
 
 
 class Lane(Enum):
@@ -77,6 +78,13 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """A round has ended: what it cost and brought."""
+
+    record: RoundRecord
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The generation has ended by itself."""
 
@@ -91,4 +99,4 @@ class Fail:
     error: PacelineError
 
 
-Effect = Find | Leave | Send | Commit | Finish | Fail
+Effect = Find | Leave | Send | Commit | Measured | Finish | Fail

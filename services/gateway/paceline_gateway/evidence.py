@@ -1,4 +1,7 @@
-"""Counters of one generation: what speculation did, all of it measured. Meanings are those of `Evidence`."""
+"""Counters of one generation: what speculation did, all of it measured. Meanings are those of `Evidence`.
+
+The same counts leave it twice: round by round as `RoundRecord` for the metrics, and as a whole for the client.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,21 @@ from dataclasses import dataclass, field
 from paceline.generation import Evidence
 from paceline.messages import Timing
 from paceline.speculation.tree import DraftTree
+from paceline_gateway.round_record import NO_TIMES, Fallback, FirstRound, RoundRecord, RoundTimes
+
+
+@dataclass(slots=True)
+class _OpenRound:
+    """What has been counted since the last record, and totals at that time."""
+
+    wasted_before: int = 0
+    hits_before: int = 0
+    target_passes: int = 0
+    new_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    method: str = ""
+    times: RoundTimes = NO_TIMES
 
 
 @dataclass(slots=True)
@@ -15,10 +33,12 @@ class EvidenceCounters:
 
     Attributes:
         started_at: when the request came.
+        first_round_at: when the first round was sent; None until then.
         first_token_at: when the first token was committed; None until then.
     """
 
     started_at: float
+    first_round_at: float | None = None
     first_token_at: float | None = None
     target_passes: int = 0
     completion_tokens: int = 0
@@ -26,16 +46,14 @@ class EvidenceCounters:
     accepted_tokens: int = 0
     wasted_draft_tokens: int = 0
     ahead_hits: int = 0
-    draft_wait_s: float = 0.0
     drafter_memory_bytes: int = 0
     acceptance_ewma: float = 0.0
     _drafted_at_depth: list[int] = field(default_factory=list)
     _accepted_at_depth: list[int] = field(default_factory=list)
     _methods: dict[str, None] = field(default_factory=dict)
-    _draft_us: int = 0
-    _verify_us: int = 0
-    _queue_us: int = 0
-    _wire_s: float = 0.0
+    _times: RoundTimes = NO_TIMES
+    _round: _OpenRound = field(default_factory=_OpenRound)
+    _last_verdict_at: float = 0.0
 
     def judged(self, block: DraftTree, num_accepted: int, num_emitted: int, method: str) -> None:
         """Counts one verdict.
@@ -48,11 +66,16 @@ class EvidenceCounters:
         """
         self.target_passes += 1
         self.completion_tokens += num_emitted
+        self._round.target_passes = 1
+        self._round.new_tokens = num_emitted
         if not block.tokens:
             return
         accepted = min(num_accepted, num_emitted)
         self.draft_tokens += block.num_draft_tokens
         self.accepted_tokens += accepted
+        self._round.draft_tokens = block.num_draft_tokens
+        self._round.accepted_tokens = accepted
+        self._round.method = method
         depth = block.max_depth
         grow = depth - len(self._drafted_at_depth)
         self._drafted_at_depth.extend([0] * grow)
@@ -69,21 +92,68 @@ class EvidenceCounters:
 
     def verified(self, timing: Timing, round_trip_s: float) -> None:
         """Adds the time of one verdict."""
-        self._verify_us += max(timing.total_us - timing.queue_us, 0)
-        self._answered(timing, round_trip_s)
+        self._spent(
+            RoundTimes(
+                verify_s=_engine_s(timing),
+                verify_queue_s=timing.queue_us / 1e6,
+                verify_wire_s=_wire_s(timing, round_trip_s),
+            )
+        )
 
     def drafted(self, timing: Timing, round_trip_s: float) -> None:
         """Adds the time of one draft."""
-        self._draft_us += max(timing.total_us - timing.queue_us, 0)
-        self._answered(timing, round_trip_s)
+        self._spent(
+            RoundTimes(
+                draft_s=_engine_s(timing),
+                draft_queue_s=timing.queue_us / 1e6,
+                draft_wire_s=_wire_s(timing, round_trip_s),
+            )
+        )
 
-    def _answered(self, timing: Timing, round_trip_s: float) -> None:
-        self._queue_us += timing.queue_us
-        self._wire_s += max(round_trip_s - timing.total_us / 1e6, 0.0)
+    def waited(self, wait_s: float) -> None:
+        """Adds time that the verifier was idle for a draft."""
+        self._spent(RoundTimes(draft_wait_s=wait_s))
+
+    def _spent(self, times: RoundTimes) -> None:
+        self._times = self._times.plus(times)
+        self._round.times = self._round.times.plus(times)
+
+    def end_round(self, now: float, fallback: Fallback | None, prompt_tokens: int) -> RoundRecord:
+        """What has been counted since the last call.
+
+        Args:
+            now: when the verdict came, or the generation ended without another one.
+            fallback: why the round was plain.
+            prompt_tokens: of the generation; for its first round.
+        """
+        done, self._round = self._round, _OpenRound(wasted_before=self.wasted_draft_tokens, hits_before=self.ahead_hits)
+        first = None
+        since_last_s = 0.0
+        if done.target_passes:
+            if self.first_token_at is None:
+                self.first_token_at = now
+                begun_at = now if self.first_round_at is None else self.first_round_at
+                first = FirstRound(prompt_tokens, begun_at - self.started_at, now - self.started_at)
+            else:
+                since_last_s = now - self._last_verdict_at
+            self._last_verdict_at = now
+        return RoundRecord(
+            target_passes=done.target_passes,
+            new_tokens=done.new_tokens,
+            draft_tokens=done.draft_tokens,
+            accepted_tokens=done.accepted_tokens,
+            wasted_draft_tokens=self.wasted_draft_tokens - done.wasted_before,
+            ahead_hit=self.ahead_hits > done.hits_before,
+            method=done.method,
+            fallback=fallback if done.target_passes else None,
+            times=done.times,
+            since_last_s=since_last_s,
+            first=first,
+        )
 
     def report(self, now: float, verifier: str, drafter: str) -> Evidence:
         """The evidence so far, with the replicas in use."""
-        passes = self.target_passes
+        passes, times = self.target_passes, self._times
         first = now if self.first_token_at is None else self.first_token_at
         return Evidence(
             target_passes=passes,
@@ -96,11 +166,11 @@ class EvidenceCounters:
             ahead_hits=self.ahead_hits,
             time_to_first_token_ms=(first - self.started_at) * 1e3,
             total_ms=(now - self.started_at) * 1e3,
-            draft_ms=self._draft_us / 1e3,
-            verify_ms=self._verify_us / 1e3,
-            queue_ms=self._queue_us / 1e3,
-            wire_ms=self._wire_s * 1e3,
-            draft_wait_ms=self.draft_wait_s * 1e3,
+            draft_ms=times.draft_s * 1e3,
+            verify_ms=times.verify_s * 1e3,
+            queue_ms=(times.draft_queue_s + times.verify_queue_s) * 1e3,
+            wire_ms=(times.draft_wire_s + times.verify_wire_s) * 1e3,
+            draft_wait_ms=times.draft_wait_s * 1e3,
             drafter_memory_bytes=self.drafter_memory_bytes,
             methods=tuple(method for method in self._methods if method),
             verifier=verifier,
@@ -110,3 +180,13 @@ class EvidenceCounters:
 
 def _ewma(old: float, sample: float, weight: float = 0.2) -> float:
     return old + weight * (sample - old)
+
+
+def _engine_s(timing: Timing) -> float:
+    """Time in the replica outside its queue."""
+    return max(timing.total_us - timing.queue_us, 0) / 1e6
+
+
+def _wire_s(timing: Timing, round_trip_s: float) -> float:
+    """Time outside the replica; clocks that disagree do not make it negative."""
+    return max(round_trip_s - timing.total_us / 1e6, 0.0)

@@ -11,14 +11,14 @@ from collections.abc import Callable
 
 from paceline.errors import Cancelled, Fenced, NotFound, PacelineError, SessionBusy
 from paceline.generation import Evidence, Finished, Started
-from paceline.session.store import AppendOutcome, Positions, SessionRecord, SessionState, SessionStore
+from paceline.session.store import AppendOutcome, Positions, SessionRecord, SessionState
 from paceline.token_log import TokenLog
 from paceline_gateway.commands import ClientRead, SessionPort
 from paceline_gateway.effects import Commit, Finish
 from paceline_gateway.emission import ClientStream, chunk_of
 from paceline_gateway.journal import Journal
 from paceline_gateway.plan import GenerationPlan
-from paceline_gateway.services import SessionLimits
+from paceline_gateway.services import SessionServices
 from paceline_gateway.store_writer import StoreWriter
 
 logger = logging.getLogger(__name__)
@@ -31,11 +31,9 @@ class Outlet:
 
     Args:
         plan: the generation.
-        owner: name of this gateway process.
+        services: what the session works with.
         log: committed tokens; only read here.
         positions: where the session stands.
-        store: where its record is kept.
-        limits: bounds.
         port: the actor's mailbox.
         warnings: things that the client should know from the start.
 
@@ -48,19 +46,19 @@ class Outlet:
     def __init__(
         self,
         plan: GenerationPlan,
-        owner: str,
+        services: SessionServices,
         log: TokenLog,
         positions: Callable[[], Positions],
-        store: SessionStore,
-        limits: SessionLimits,
         port: SessionPort,
         warnings: tuple[str, ...],
     ) -> None:
+        limits = services.limits
         self._plan = plan
+        self._metrics = services.metrics
         self._repair_s = limits.repair_s
         self._warnings = warnings
         self._journal = Journal(
-            _first_record(plan, owner),
+            _first_record(plan, services.owner),
             log,
             positions,
             ack_timeout_s=limits.ack_timeout_s,
@@ -72,7 +70,7 @@ class Outlet:
         self.client = ClientStream(
             limits.max_buffered_chunks, limits.max_buffered_bytes, lambda: port.tell(ClientRead())
         )
-        self.writer = StoreWriter(store, port)
+        self.writer = StoreWriter(services.store, port)
         self.started = False
 
     @property
@@ -84,6 +82,11 @@ class Outlet:
     def terminal_sent(self) -> bool:
         """The client has got its terminal message."""
         return self._terminal_at is not None
+
+    @property
+    def undurable(self) -> bool:
+        """The record lags behind because the store does not answer."""
+        return self._journal.silent and not self._journal.settled
 
     @property
     def deadline(self) -> float | None:
@@ -170,7 +173,9 @@ class Outlet:
         prompt_tokens = len(self._plan.prompt)
         if isinstance(outcome, PacelineError):
             self.client.fail(outcome)
+            self._metrics.request_failed(outcome, evidence.total_ms / 1e3)
         else:
+            self._metrics.request_answered(outcome.reason, self._num_tokens, evidence)
             self.client.put(Finished(outcome.reason, prompt_tokens, self._num_tokens, evidence, outcome.stop_string))
         logger.info(
             "generation ended",

@@ -24,9 +24,10 @@ from paceline.text.commit import Committer
 from paceline.token_log import TokenLog
 from paceline_gateway.continuation import crop_nodes, main_path
 from paceline_gateway.drafter_lane import DrafterLane
-from paceline_gateway.effects import Commit, Effect, Fail, Finish, Lane, Replica
+from paceline_gateway.effects import Commit, Effect, Fail, Finish, Lane, Measured, Replica
 from paceline_gateway.evidence import EvidenceCounters
 from paceline_gateway.plan import GenerationPlan, Patience
+from paceline_gateway.round_record import Fallback
 from paceline_gateway.verifier_lane import BlockRefused, Verdict, VerifierLane
 
 
@@ -51,6 +52,7 @@ class RoundLoop:
         self._wait_until = 0.0
         self._drafter_late = False
         self._tail_was_ready = False
+        self._fallback: Fallback | None = None
         self.over = False
         self.log = TokenLog(plan.prompt)
         self.evidence = EvidenceCounters(now)
@@ -120,7 +122,7 @@ class RoundLoop:
                 self._commit(outcome, now)
             elif isinstance(outcome, BlockRefused):
                 self.drafter.book.drop_tail()
-                self.verifier.verify(EMPTY_BLOCK, now)
+                self.verifier.verify(self._plain(Fallback.BLOCK_REFUSED), now)
 
         self._do(step, now)
 
@@ -173,6 +175,7 @@ class RoundLoop:
         self._end_wait(now)
         self.verifier.end()
         self.drafter.end()
+        self._measure(now)
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
@@ -185,8 +188,6 @@ class RoundLoop:
         book = self.drafter.book
         self.evidence.judged(block, len(event.accepted_path), count, book.method)
         self.evidence.verified(event.timing, verdict.round_trip_s)
-        if self.evidence.first_token_at is None:
-            self.evidence.first_token_at = now
         book.committed(tokens, block)
         self._tail_was_ready = bool(book.tail.tokens)
         self._effects.append(
@@ -198,9 +199,18 @@ class RoundLoop:
                 texts=tuple([token.text for token in committed.tokens]),
             )
         )
+        self._measure(now)
         if committed.finish is not None:
             self._end(now)
             self._effects.append(Finish(committed.finish, committed.stop_string or ""))
+
+    def _measure(self, now: float) -> None:
+        """Tells what the round, or what is left of one at the end, cost and brought."""
+        self.evidence.wasted_draft_tokens = self.drafter.book.num_wasted_tokens
+        record = self.evidence.end_round(now, self._fallback, len(self._plan.prompt))
+        self._fallback = None
+        if not record.empty:
+            self._effects.append(Measured(record))
 
     def _advance(self, now: float) -> None:
         """Drafts on while a round runs; starts the next one if none runs and there is nothing to wait for."""
@@ -219,6 +229,8 @@ class RoundLoop:
         if block.tokens and self._tail_was_ready:
             self.evidence.ahead_hits += 1
         self._tail_was_ready = False
+        if self.evidence.first_round_at is None:
+            self.evidence.first_round_at = now
         self.verifier.verify(block, now)
         self._draft_ahead(block, now)
 
@@ -232,24 +244,46 @@ class RoundLoop:
         """The block to verify now; None while a draft is worth waiting for."""
         limit = self._depth_limit()
         book = self.drafter.book
+        self._fallback = None
         if limit <= 0:
             return EMPTY_BLOCK
         if book.tail.tokens:
             return crop_nodes(book.tail.crop_depth(limit), self.verifier.max_draft_tokens)
-        if not self.drafter.live or len(self.log) == len(self._plan.prompt):
-            return EMPTY_BLOCK  # also the first round: reading the prompt need not wait for anybody
+        if len(self.log) == len(self._plan.prompt):
+            return EMPTY_BLOCK  # reading the prompt need not wait for anybody
+        if not self.drafter.live:
+            return self._plain(self._why_no_drafter())
         depth = min(limit, self.drafter.depth_limit())
         if depth > 0 and book.worth_asking():
             self.drafter.draft(depth, now)
-        if not book.promising or self._drafter_late:
-            return EMPTY_BLOCK
+        if self._drafter_late:
+            return self._plain(Fallback.LATE_DRAFT)
+        if not book.promising:
+            return self._plain(self._why_no_draft(depth))
         if self._wait_started is None:
             self._wait_started = now
             self._wait_until = now + self._draft_patience_s()
         if now >= self._wait_until:
             self._drafter_late = True
-            return EMPTY_BLOCK
+            return self._plain(Fallback.LATE_DRAFT)
         return None
+
+    def _plain(self, cause: Fallback) -> DraftTree:
+        self._fallback = cause
+        return EMPTY_BLOCK
+
+    def _why_no_drafter(self) -> Fallback:
+        replica = self.drafter.attachment.replica
+        if replica is None:
+            return Fallback.NO_DRAFTER
+        outgrown = 0 < replica.info.max_model_len <= len(self.log)
+        return Fallback.CONTEXT_FULL if outgrown else Fallback.DRAFTER_LOST
+
+    def _why_no_draft(self, depth: int) -> Fallback:
+        """Why no draft that may help is on its way although a drafter is there."""
+        if depth <= 0:
+            return Fallback.CONTEXT_FULL
+        return Fallback.LATE_DRAFT if self.drafter.book.num_open else Fallback.NOTHING_PROPOSED
 
     def _draft_patience_s(self) -> float:
         """How long a draft is worth waiting for: what it saves is the verifier's time."""
@@ -260,7 +294,7 @@ class RoundLoop:
 
     def _end_wait(self, now: float) -> None:
         if self._wait_started is not None:
-            self.evidence.draft_wait_s += now - self._wait_started
+            self.evidence.waited(now - self._wait_started)
             self._wait_started = None
 
     def _draft_ahead(self, block: DraftTree, now: float) -> None:

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from paceline.errors import ConfigurationError, PacelineError
 from paceline.model_source import default_name, resolve
 from paceline.runtime.supervisor import Supervisor
+from paceline.runtime.telemetry import new_registry
 from paceline.session.memory_store import MemoryStore
 from paceline.session.redis_store import RedisStore
 from paceline.session.store import SessionStore
@@ -26,11 +27,14 @@ from paceline_gateway.api_keys import ApiKeys
 from paceline_gateway.discovery.build import make_discovery
 from paceline_gateway.discovery.targets import Target
 from paceline_gateway.door import Door, DoorSettings
+from paceline_gateway.effects import Lane
 from paceline_gateway.fitness import Fitness
+from paceline_gateway.gateway_gauges import GatewayGauges
 from paceline_gateway.http.app import make_app
 from paceline_gateway.http.front import Front, FrontLimits
 from paceline_gateway.http.server import HttpServer
 from paceline_gateway.link_codec import DRAFTER_CODEC, VERIFIER_CODEC, LinkCodec
+from paceline_gateway.metrics import GatewayMetrics
 from paceline_gateway.pool import Pool
 from paceline_gateway.servicer import GenerationServicer
 from paceline_gateway.services import SessionServices
@@ -65,7 +69,8 @@ class GatewayService:
         store: records of sessions.
         verifiers: the verifier pool; there after `start`.
         drafters: the drafter pool; there after `start`.
-        registry: its metrics.
+        registry: its metrics, as a scrape reads them.
+        metrics: the part of them that sessions count.
         addresses: further addresses that it listens on.
     """
 
@@ -86,7 +91,9 @@ class GatewayService:
         self.store = make_store(settings) if store is None else store
         self.verifiers: Pool | None = None
         self.drafters: Pool | None = None
-        self.registry = CollectorRegistry()
+        self._model = settings.model_name or default_name(settings.model)
+        self.registry: CollectorRegistry = new_registry("gateway")
+        self.metrics = GatewayMetrics(self.registry, self._model)
         self.addresses: dict[str, str] = {}
         self._http = None if settings.http_port is None else self._make_http(settings.http_port)
 
@@ -124,7 +131,7 @@ class GatewayService:
             self.addresses["http"] = self._http.start(supervisor)
         tokenizer, template = await asyncio.to_thread(self._load_text)
         await self._check_store()
-        fitness = Fitness(settings.model_name or default_name(settings.model), tokenizer)
+        fitness = Fitness(self._model, tokenizer)
         self.verifiers, self.drafters = self._make_pools(fitness)
         self.verifiers.start(supervisor)
         self.drafters.start(supervisor)
@@ -137,6 +144,7 @@ class GatewayService:
             store=self.store,
             patience=settings.patience,
             limits=settings.session_limits,
+            metrics=self.metrics,
         )
         door_settings = DoorSettings(
             model=fitness.model,
@@ -144,7 +152,10 @@ class GatewayService:
             draft_ahead=settings.draft_ahead,
             verifier_wait_s=settings.verifier_wait_ms / 1000,
         )
-        self.servicer.open(Door(door_settings, tokenizer, template, services, self.sessions))
+        door = Door(door_settings, tokenizer, template, services, self.sessions)
+        pools = {Lane.VERIFIER: self.verifiers, Lane.DRAFTER: self.drafters}
+        self.registry.register(GatewayGauges(self._model, self.sessions, pools, lambda: door.num_preparing))
+        self.servicer.open(door)
 
     def _load_text(self) -> tuple[Tokenizer, ChatTemplate]:
         folder = resolve(self._settings.model, weights=False, progress=logger.info)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from paceline.session.store import SessionStore
 from paceline_gateway.effects import Lane
+from paceline_gateway.metrics import GatewayMetrics
 from paceline_gateway.plan import Patience
 from paceline_gateway.pool import Pool
 
@@ -44,6 +45,7 @@ class SessionServices:
         store: records of sessions.
         patience: how long a session waits for what.
         limits: its bounds.
+        metrics: where it tells what it has counted.
     """
 
     owner: str
@@ -52,6 +54,7 @@ class SessionServices:
     store: SessionStore
     patience: Patience
     limits: SessionLimits
+    metrics: GatewayMetrics
 
     def pool(self, lane: Lane) -> Pool:
         """The pool of a lane."""

@@ -32,7 +32,7 @@ from paceline_gateway.commands import (
     Tick,
     WithdrawFind,
 )
-from paceline_gateway.effects import Commit, Effect, Fail, Find, Finish, Lane, Leave, Send
+from paceline_gateway.effects import Commit, Effect, Fail, Find, Finish, Lane, Leave, Measured, Send
 from paceline_gateway.emission import ClientStream
 from paceline_gateway.outlet import Outlet
 from paceline_gateway.plan import GenerationPlan
@@ -70,12 +70,10 @@ class SessionActor:
         self._mailbox: Mailbox[SessionCommand] = Mailbox(
             f"the mailbox of session {plan.session}", max_items=0, max_bytes=0, reserved_items=_MAILBOX_SLOTS
         )
-        started_at = self._clock() if arrived_at is None else arrived_at
+        self._started_at = started_at = self._clock() if arrived_at is None else arrived_at
         self._ends_at = started_at + services.limits.max_generation_s
         self._loop = RoundLoop(plan, committer, services.patience, started_at)
-        self._outlet = Outlet(
-            plan, services.owner, self._loop.log, self._positions, services.store, services.limits, self, warnings
-        )
+        self._outlet = Outlet(plan, services, self._loop.log, self._positions, self, warnings)
         self._links: dict[Lane, ReplicaLink] = {}
         self._find_ids: dict[Lane, int] = {}
         self._last_find_id = 0
@@ -107,6 +105,27 @@ class SessionActor:
     def client(self) -> ClientStream:
         """What its client gets."""
         return self._outlet.client
+
+    # --- what a scrape asks, from a thread of its own -----------------------------------------------------------------
+
+    @property
+    def waiting(self) -> bool:
+        """Its first round has not been sent."""
+        return not self._loop.over and self._loop.evidence.first_round_at is None
+
+    @property
+    def running(self) -> bool:
+        """Its rounds run."""
+        return not self._loop.over and self._loop.evidence.first_round_at is not None
+
+    @property
+    def undurable(self) -> bool:
+        """Its record lags behind because the store does not answer."""
+        return self._outlet.undurable
+
+    def attached(self, lane: Lane) -> bool:
+        """Whether a replica of this kind holds it."""
+        return lane in self._links
 
     # --- what others tell it ------------------------------------------------------------------------------------------
 
@@ -141,16 +160,22 @@ class SessionActor:
                 await self._run()
                 writing.cancel()
         except asyncio.CancelledError:
-            self.client.fail(Cancelled("the gateway is shutting down"))
+            self._cut_off(Cancelled("the gateway is shutting down"))
             raise
         except Exception:
             logger.exception("a session failed unexpectedly", extra={"session": self.session})
-            self.client.fail(PacelineError("internal error; the gateway's log has the details"))
+            self._cut_off(PacelineError("internal error; the gateway's log has the details"))
         finally:
             self._end_mailbox()
             self._set_timer(None)
             for lane in Lane:
                 self._leave(lane)
+
+    def _cut_off(self, error: PacelineError) -> None:
+        """Ends the client's stream where no decision could do it."""
+        if not self._outlet.terminal_sent:
+            self._services.metrics.request_failed(error, self._clock() - self._started_at)
+        self.client.fail(error)
 
     async def _run(self) -> None:
         self._settle()
@@ -170,6 +195,8 @@ class SessionActor:
                 if self._links.get(lane) is link:  # not from a replica that was left
                     self._said(lane, event, now)
             case StoreAnswered(result):
+                if isinstance(result, PacelineError):
+                    self._services.metrics.store_failed(result)
                 try:
                     self._outlet.store_answered(result, now)
                 except PacelineError as error:
@@ -270,6 +297,8 @@ class SessionActor:
                 self._find(lane, avoid)
             case Leave(lane):
                 self._leave(lane)
+            case Measured(record):
+                self._services.metrics.round_ended(record)
             case Finish():
                 self._outlet.finish(effect)
             case Fail(error):

@@ -6,15 +6,15 @@ guarded by its owner.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from prometheus_client import Metric
-from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from paceline.messages import ModelInfo
 from paceline.runtime.replica_actor import ReplicaActor
+from paceline.runtime.telemetry import WithLabels, gauge
 
 
 class ReplicaCollector(Collector):
@@ -37,11 +37,8 @@ class ReplicaCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """The metrics now."""
         for name, meaning, value in self._gauges():
-            family = GaugeMetricFamily(f"paceline_{name}", meaning, labels=list(self._labels))
-            family.add_metric(list(self._labels.values()), value)
-            yield family
-        for metric in self._actor.meter.registry.collect():
-            yield _with_labels(metric, self._labels)
+            yield gauge(f"paceline_{name}", meaning, [(self._labels, value)])
+        yield from WithLabels(self._actor.meter.registry, self._labels).collect()
 
     def _gauges(self) -> Iterator[tuple[str, str, float]]:
         actor, info, meter = self._actor, self._info, self._actor.meter
@@ -58,10 +55,3 @@ class ReplicaCollector(Collector):
         yield "kv_bytes", "Memory reserved for key/value rows.", info.kv_bytes
         yield "utilization", "Share of the last 15 s in which a pass ran.", meter.utilization(actor.pass_started_s)
         yield "queue_time_recent_seconds", "Mean queue time of commands answered in 15 s.", meter.mean_queue_s()
-
-
-def _with_labels(metric: Metric, labels: Mapping[str, str]) -> Metric:
-    """The metric with labels that all its samples share; a sample's own label of that name stays."""
-    shared = Metric(metric.name, metric.documentation, metric.type, metric.unit)
-    shared.samples = [sample._replace(labels={**labels, **sample.labels}) for sample in metric.samples]
-    return shared

@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import platform
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
     GCCollector,
     Info,
+    Metric,
     ProcessCollector,
     disable_created_metrics,
     start_http_server,
 )
+from prometheus_client.registry import Collector
 
 from paceline import __version__
 from paceline.errors import ConfigurationError
@@ -71,3 +73,31 @@ async def metrics_endpoint(registry: CollectorRegistry, host: str, port: int) ->
         yield f"{host}:{server.server_port}"
     finally:
         await asyncio.to_thread(stop)
+
+
+class WithLabels(Collector):
+    """The metrics of a registry with labels that all its samples share; a sample's own label of that name stays.
+
+    Args:
+        registry: what is read at each scrape.
+        labels: by name.
+    """
+
+    def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
+        self._registry = registry
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics now."""
+        for metric in self._registry.collect():
+            labelled = Metric(metric.name, metric.documentation, metric.type, metric.unit)
+            labelled.samples = [sample._replace(labels={**self._labels, **sample.labels}) for sample in metric.samples]
+            yield labelled
+
+
+def gauge(name: str, meaning: str, values: Iterable[tuple[Mapping[str, str], float]]) -> Metric:
+    """A gauge as a scrape finds it: one value for each set of labels."""
+    metric = Metric(name, meaning, "gauge")
+    for labels, value in values:
+        metric.add_sample(name, dict(labels), value)
+    return metric

@@ -41,6 +41,7 @@ class KubernetesTiming:
         list_timeout_s: time for one list.
         first_pause_s: after the first failure in a row; doubled after each further one, with jitter.
         last_pause_s: longest pause.
+        steady_s: a failure after so long without one is the first of a new row.
     """
 
     watch_s: float = 60.0
@@ -48,6 +49,7 @@ class KubernetesTiming:
     list_timeout_s: float = 10.0
     first_pause_s: float = 0.1
     last_pause_s: float = 10.0
+    steady_s: float = 30.0
 
 
 class KubernetesDiscovery:
@@ -90,7 +92,7 @@ class KubernetesDiscovery:
                 if isinstance(error, ConfigurationError) and not began:
                     raise
                 # Whatever else it is, the pool is better off with the endpoints that it knows.
-                if clock() - started_at >= self._timing.last_pause_s:
+                if clock() - started_at >= self._timing.steady_s:
                     self._failures = 0
                 self._failed(error)
             await asyncio.sleep(self._pause_s())

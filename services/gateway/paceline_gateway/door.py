@@ -35,12 +35,14 @@ class DoorSettings:
         num_draft_tokens: block size of requests that do not say.
         draft_ahead: draft the next block while one is being verified.
         verifier_wait_s: how long a request waits for the first verifier.
+        log_prompts: log prompts and generated text.
     """
 
     model: str
     num_draft_tokens: int
     draft_ahead: bool
     verifier_wait_s: float
+    log_prompts: bool = False
 
 
 class Door:
@@ -219,6 +221,7 @@ class Door:
             epoch=epoch,
             tenant=caller.tenant,
             request_id=caller.request_id,
+            logged_prompt=request.prompt if self._settings.log_prompts else None,
         )
 
     def _warnings(self, plan: GenerationPlan) -> tuple[str, ...]:

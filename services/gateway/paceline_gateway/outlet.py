@@ -6,7 +6,6 @@ actor's mailbox.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from paceline.errors import Cancelled, Fenced, NotFound, PacelineError, SessionBusy
@@ -16,12 +15,11 @@ from paceline.token_log import TokenLog
 from paceline_gateway.commands import ClientRead, SessionPort
 from paceline_gateway.effects import Commit, Finish
 from paceline_gateway.emission import ClientStream, chunk_of
+from paceline_gateway.generation_log import GenerationLog
 from paceline_gateway.journal import Journal
 from paceline_gateway.plan import GenerationPlan
 from paceline_gateway.services import SessionServices
 from paceline_gateway.store_writer import StoreWriter
-
-logger = logging.getLogger(__name__)
 
 _NOT_STORED = "the session store does not answer: this session cannot be resumed until it does"
 
@@ -40,6 +38,7 @@ class Outlet:
     Attributes:
         client: the client's buffer.
         writer: talks to the store; the actor runs it.
+        lines: tells the log of the generation.
         started: the client has got its first message, and the generation may begin.
     """
 
@@ -71,6 +70,7 @@ class Outlet:
             limits.max_buffered_chunks, limits.max_buffered_bytes, lambda: port.tell(ClientRead())
         )
         self.writer = StoreWriter(services.store, port)
+        self.lines = GenerationLog(plan)
         self.started = False
 
     @property
@@ -145,7 +145,9 @@ class Outlet:
         if not self.started and not self.ended:
             self._start()
         for released in self._journal.release():
-            self.client.put(chunk_of(released))
+            chunk = chunk_of(released)
+            self.lines.add(chunk.text)
+            self.client.put(chunk)
         write = self._journal.next_write(now)
         if write is not None:
             self.writer.submit(write)
@@ -177,20 +179,7 @@ class Outlet:
         else:
             self._metrics.request_answered(outcome.reason, self._num_tokens, evidence)
             self.client.put(Finished(outcome.reason, prompt_tokens, self._num_tokens, evidence, outcome.stop_string))
-        logger.info(
-            "generation ended",
-            extra={
-                "session": self._plan.session,
-                "outcome": outcome.code if isinstance(outcome, PacelineError) else outcome.reason.value,
-                "reason": outcome.message if isinstance(outcome, PacelineError) else "",
-                "prompt_tokens": prompt_tokens,
-                "completion_tokens": self._num_tokens,
-                "target_passes": evidence.target_passes,
-                "accepted_tokens": evidence.accepted_tokens,
-                "draft_tokens": evidence.draft_tokens,
-                "total_ms": round(evidence.total_ms),
-            },
-        )
+        self.lines.ended(outcome, self._num_tokens, evidence)
 
 
 def _first_record(plan: GenerationPlan, owner: str) -> SessionRecord:

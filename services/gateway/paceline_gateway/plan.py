@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.messages import AcceptanceRule, Open, SamplingParams
+from paceline.text.request import Prompt
 from paceline.token_log import TokenLog
 
 EPOCH_OF_A_NEW_SESSION = 1
@@ -29,6 +30,7 @@ class GenerationPlan:
         epoch: fencing number of this owner.
         tenant: owner of the session; empty without API keys.
         request_id: name of the request in logs.
+        logged_prompt: the prompt as it was sent; None where prompts and generated text are not logged.
     """
 
     session: str
@@ -45,6 +47,7 @@ class GenerationPlan:
     epoch: int = EPOCH_OF_A_NEW_SESSION
     tenant: str = ""
     request_id: str = ""
+    logged_prompt: Prompt | None = None
 
     def opening(self, log: TokenLog) -> Open:
         """The command that registers the session with a replica: all committed tokens, and how it goes on."""

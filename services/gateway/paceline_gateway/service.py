@@ -151,6 +151,7 @@ class GatewayService:
             num_draft_tokens=settings.num_speculative_tokens,
             draft_ahead=settings.draft_ahead,
             verifier_wait_s=settings.verifier_wait_ms / 1000,
+            log_prompts=settings.log_prompts,
         )
         door = Door(door_settings, tokenizer, template, services, self.sessions)
         pools = {Lane.VERIFIER: self.verifiers, Lane.DRAFTER: self.drafters}

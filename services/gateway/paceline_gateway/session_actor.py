@@ -13,6 +13,7 @@ import logging
 
 from paceline.errors import Cancelled, CapacityExceeded, DeadlineExceeded, PacelineError, Unavailable
 from paceline.messages import Drafted, Failed, Verified, command_id_of
+from paceline.runtime.logs import bind_log_context
 from paceline.runtime.mailbox import Mailbox, MailboxStopped
 from paceline.session.store import Positions
 from paceline.text.commit import Committer
@@ -154,6 +155,8 @@ class SessionActor:
 
     async def run(self) -> None:
         """Runs the generation to its end; a supervised task."""
+        bind_log_context(request_id=self._plan.request_id, session=self.session)
+        self._outlet.lines.started()
         try:
             async with asyncio.TaskGroup() as tasks:
                 writing = tasks.create_task(self._outlet.writer.run(), name=f"store writer {self.session}")
@@ -170,6 +173,7 @@ class SessionActor:
             self._set_timer(None)
             for lane in Lane:
                 self._leave(lane)
+            self._outlet.lines.close()
 
     def _cut_off(self, error: PacelineError) -> None:
         """Ends the client's stream where no decision could do it."""

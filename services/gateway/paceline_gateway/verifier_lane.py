@@ -300,5 +300,6 @@ def _check_verdict(event: Verified, command: Verify) -> None:
     if not sound or min(event.tokens, default=-1) < 0:
         raise PacelineError(
             f"the verifier's answer to round {command.round} of session {command.session} does not fit the block "
-            f"it was sent: path {event.accepted_path}, tokens {event.tokens}"
+            f"it was sent: {len(event.accepted_path)} accepted nodes of {block.num_draft_tokens} and "
+            f"{len(event.tokens)} tokens"
         )

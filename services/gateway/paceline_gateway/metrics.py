@@ -6,7 +6,8 @@ Sessions hand in what they have counted: one record per round, and how the reque
 
 from __future__ import annotations
 
-from dataclasses import fields
+import operator
+from dataclasses import dataclass, fields
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -28,7 +29,19 @@ _ROUND_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 
 _PER_PASS_BUCKETS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 12.0, 17.0)
 _PER_SECOND_BUCKETS = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 40.0, 60.0, 80.0, 120.0, 160.0, 240.0, 400.0, 800.0)
 
-_PHASES = tuple(field.name for field in fields(RoundTimes))
+_PHASES = tuple(field.name.removesuffix("_s") for field in fields(RoundTimes))
+_seconds_of_phases = operator.attrgetter(*(field.name for field in fields(RoundTimes)))
+
+
+@dataclass(frozen=True, slots=True)
+class _MethodSeries:
+    """The series of one method, looked up once."""
+
+    label: str
+    phases_s: tuple[Histogram, ...]
+    drafts: Counter
+    draft_tokens: Counter
+    accepted: Counter
 
 
 class GatewayMetrics:
@@ -42,9 +55,10 @@ class GatewayMetrics:
     def __init__(self, registry: CollectorRegistry, model: str) -> None:
         self._own = CollectorRegistry()
         registry.register(WithLabels(self._own, {"model_name": model}))
-        self._methods: set[str] = {PLAIN}
         self._make_request_metrics()
         self._make_round_metrics()
+        self._methods: dict[str, _MethodSeries] = {}
+        self._method(PLAIN)
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
         return Counter(f"paceline_{name}", meaning, labels, registry=self._own)
@@ -107,11 +121,11 @@ class GatewayMetrics:
 
     def round_ended(self, record: RoundRecord) -> None:
         """Adds a round."""
-        method = self._method_label(record.method or PLAIN)
+        method = self._method(record.method or PLAIN)
         self._wasted.inc(record.wasted_draft_tokens)
         self._ahead_hits.inc(record.ahead_hit)
-        for phase in _PHASES:
-            self._round_s.labels(phase.removesuffix("_s"), method).observe(getattr(record.times, phase))
+        for phase_s, seconds in zip(method.phases_s, _seconds_of_phases(record.times), strict=True):
+            phase_s.observe(seconds)
         if not record.target_passes:
             return
         self._passes.inc(record.target_passes)
@@ -124,11 +138,11 @@ class GatewayMetrics:
             for _ in range(record.new_tokens):
                 self._token_s.observe(record.since_last_s / record.new_tokens)
         if record.draft_tokens:
-            self._drafts.labels(method).inc()
-            self._draft_tokens.labels(method).inc(record.draft_tokens)
-            self._accepted.labels(method).inc(record.accepted_tokens)
+            method.drafts.inc()
+            method.draft_tokens.inc(record.draft_tokens)
+            method.accepted.inc(record.accepted_tokens)
             for position in range(record.accepted_tokens):
-                self._accepted_at.labels(method, str(position)).inc()
+                self._accepted_at.labels(method.label, str(position)).inc()
         if record.fallback is not None:
             self._fallbacks.labels(record.fallback.value).inc()
 
@@ -155,9 +169,17 @@ class GatewayMetrics:
         """The session store has not taken a write."""
         self._store_errors.labels(error.code).inc()
 
-    def _method_label(self, method: str) -> str:
-        if method not in self._methods:
-            if len(self._methods) >= _MAX_METHODS:
-                return _OTHER
-            self._methods.add(method)
-        return method
+    def _method(self, name: str) -> _MethodSeries:
+        series = self._methods.get(name)
+        if series is not None:
+            return series
+        if len(self._methods) >= _MAX_METHODS and name != _OTHER:
+            return self._method(_OTHER)
+        series = self._methods[name] = _MethodSeries(
+            name,
+            tuple([self._round_s.labels(phase, name) for phase in _PHASES]),
+            self._drafts.labels(name),
+            self._draft_tokens.labels(name),
+            self._accepted.labels(name),
+        )
+        return series

@@ -11,7 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from paceline.errors import Cancelled, CapacityExceeded, DeadlineExceeded, PacelineError, Unavailable
+from paceline.errors import (
+    Cancelled,
+    CapacityExceeded,
+    DeadlineExceeded,
+    NotFound,
+    PacelineError,
+    SessionBusy,
+    Unavailable,
+)
 from paceline.messages import Drafted, Failed, Verified, command_id_of
 from paceline.runtime.logs import bind_log_context
 from paceline.runtime.mailbox import Mailbox, MailboxStopped
@@ -199,7 +207,7 @@ class SessionActor:
                 if self._links.get(lane) is link:  # not from a replica that was left
                     self._said(lane, event, now)
             case StoreAnswered(result):
-                if isinstance(result, PacelineError):
+                if isinstance(result, PacelineError) and not isinstance(result, SessionBusy | NotFound):
                     self._services.metrics.store_failed(result)
                 try:
                     self._outlet.store_answered(result, now)

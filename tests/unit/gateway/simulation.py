@@ -6,14 +6,17 @@ that maps tokens to the next token. Answers wait in a queue per lane until the t
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline_gateway.effects import Commit, Fail, Find, Finish, Lane, Leave, Replica, Send
+import pytest
+from paceline_gateway.effects import Commit, Fail, Find, Finish, Lane, Leave, Measured, Replica, Send
 from paceline_gateway.plan import GenerationPlan, Patience
 from paceline_gateway.round_loop import RoundLoop
+from paceline_gateway.round_record import RoundRecord, RoundTimes
 
 from paceline.errors import Failure, PacelineError
 from paceline.messages import (
@@ -157,6 +160,7 @@ class Simulation:
     Attributes:
         waiting: per lane, the events that were not delivered yet.
         committed: all committed tokens of the generation.
+        records: what its rounds cost and brought.
         finish: how it ended; None while it runs.
         error: the error that ended it, if one did.
     """
@@ -204,6 +208,7 @@ class Simulation:
         self.waiting: dict[Lane, deque[VerifierEvent | DrafterEvent]] = {lane: deque() for lane in Lane}
         self.sent: list[VerifierCommand | DrafterCommand] = []
         self.commits: list[Commit] = []
+        self.records: list[RoundRecord] = []
         self.terminal: list[Finish | Fail] = []
         self.loop = RoundLoop(plan, Committer(tokenizer, end, prompt), self.patience, self.now)
 
@@ -256,6 +261,9 @@ class Simulation:
             case Commit():
                 assert not self.terminal
                 self.commits.append(effect)
+            case Measured():
+                assert not self.terminal
+                self.records.append(effect.record)
             case Finish() | Fail():
                 self.terminal.append(effect)
 
@@ -330,6 +338,29 @@ class Simulation:
                 return
             self.step()
         raise AssertionError(f"not over after {max_steps} steps: {self.committed}")
+
+    def check_records(self) -> None:
+        """What left round by round adds up to the evidence of the whole generation, however it ended."""
+        evidence, records = self.loop.report(self.now), self.records
+        times = functools.reduce(RoundTimes.plus, [record.times for record in records], RoundTimes())
+        assert sum(record.target_passes for record in records) == evidence.target_passes
+        assert sum(record.new_tokens for record in records) == len(self.committed)
+        assert sum(record.draft_tokens for record in records) == evidence.draft_tokens
+        assert sum(record.accepted_tokens for record in records) == evidence.accepted_tokens
+        assert sum(record.wasted_draft_tokens for record in records) == evidence.wasted_draft_tokens
+        assert sum(record.ahead_hit for record in records) == evidence.ahead_hits
+        assert {record.method for record in records if record.draft_tokens} == set(evidence.methods)
+        assert [times.draft_s, times.verify_s, times.draft_wait_s] == pytest.approx(
+            [evidence.draft_ms / 1e3, evidence.verify_ms / 1e3, evidence.draft_wait_ms / 1e3]
+        )
+        assert times.draft_queue_s + times.verify_queue_s == pytest.approx(evidence.queue_ms / 1e3)
+        assert times.draft_wire_s + times.verify_wire_s == pytest.approx(evidence.wire_ms / 1e3)
+        firsts = [record.first for record in records if record.first is not None]
+        assert len(firsts) == bool(evidence.target_passes)
+        if firsts:
+            since_first_s = sum(record.since_last_s for record in records)
+            assert firsts[0].time_to_first_token_s + since_first_s <= self.now + 1e-9
+            assert firsts[0].time_to_first_token_s == pytest.approx(evidence.time_to_first_token_ms / 1e3)
 
     def step(self) -> None:
         for lane in (Lane.DRAFTER, Lane.VERIFIER):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 from paceline_gateway.evidence import EvidenceCounters
+from paceline_gateway.round_record import Fallback, FirstRound
 
 from paceline.messages import Timing
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
@@ -41,6 +42,35 @@ def test_times_add_up() -> None:
     assert evidence.queue_ms == pytest.approx(1.5)
     assert evidence.wire_ms == pytest.approx(3.0)
     assert evidence.time_to_first_token_ms == pytest.approx(250.0)
+
+
+def test_a_rounds_record_has_what_came_since_the_one_before() -> None:
+    counters = EvidenceCounters(started_at=10.0, first_round_at=10.5)
+    counters.verified(Timing(queue_us=1000, total_us=3000), 0.004)
+    counters.judged(EMPTY_BLOCK, 0, 1, "")
+    first = counters.end_round(11.0, None, 7)
+    assert first.first == FirstRound(prompt_tokens=7, queue_s=0.5, time_to_first_token_s=1.0)
+    assert (first.target_passes, first.new_tokens, first.draft_tokens, first.since_last_s) == (1, 1, 0, 0.0)
+    assert first.times.verify_s == pytest.approx(0.002)
+
+    counters.drafted(Timing(queue_us=500, total_us=2500), 0.003)
+    counters.waited(0.25)
+    counters.wasted_draft_tokens, counters.ahead_hits = 5, 1
+    counters.judged(CHAIN, 2, 3, "ngram")
+    second = counters.end_round(11.5, Fallback.LATE_DRAFT, 7)
+    assert second.first is None
+    assert (second.new_tokens, second.draft_tokens, second.accepted_tokens, second.method) == (3, 3, 2, "ngram")
+    assert (second.wasted_draft_tokens, second.ahead_hit, second.since_last_s) == (5, True, 0.5)
+    assert second.times.draft_s == pytest.approx(0.002)
+    assert second.times.draft_wait_s == 0.25
+    assert second.times.verify_s == 0.0
+    assert second.fallback is Fallback.LATE_DRAFT
+
+    assert counters.end_round(12.0, Fallback.NO_DRAFTER, 7).empty
+    counters.waited(0.1)
+    rest = counters.end_round(12.5, Fallback.NO_DRAFTER, 7)
+    assert not rest.empty
+    assert (rest.target_passes, rest.fallback, rest.since_last_s, rest.first) == (0, None, 0.0, None)
 
 
 def test_nothing_has_happened_yet() -> None:

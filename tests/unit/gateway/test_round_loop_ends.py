@@ -100,6 +100,7 @@ def test_no_order_of_events_and_no_fault_changes_the_text(
     simulation.run()
     assert simulation.error is None
     assert simulation.committed == plain_text_of(law, [1, 2, 3], 20)
+    simulation.check_records()
     assert not simulation.verifiers["v0"].sessions.keys() | simulation.verifiers["v1"].sessions.keys()
     assert not simulation.drafter.sessions
 

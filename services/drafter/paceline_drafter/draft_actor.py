@@ -309,7 +309,7 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
             session.running = None
             # A failure does not consume the id: the same draft may be asked for again.
             session.last_id = entry.command.draft_id - 1
-            self.meter.failed(error.code)
+            self.count_failure(name, entry.command.epoch, error.code)
             stream = self.routes.stream_of(name)
             if stream is not None:
                 stream.send(Failed(name, entry.command.epoch, entry.command.draft_id, error.to_failure()))

@@ -158,7 +158,7 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
 
     def _send(self, event: Verified | Failed) -> None:
         if isinstance(event, Failed):
-            self.meter.failed(event.failure.code)
+            self.count_failure(event.session, event.epoch, event.failure.code)
         stream = self.routes.stream_of(event.session)
         if stream is not None:
             stream.send(event)

@@ -28,6 +28,7 @@ from paceline.kv_usage import KvUsage
 from paceline.messages import Close, Closed, Draft, Failed, Open, Verify, command_id_of
 from paceline.pass_size import PassSize
 from paceline.runtime.connect import EventStream
+from paceline.runtime.logs import log_context
 from paceline.runtime.mailbox import Mailbox, MailboxStopped
 from paceline.runtime.replica_meter import ReplicaMeter
 from paceline.runtime.routes import SessionRoutes
@@ -287,23 +288,37 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
 
     def _apply_guarded(self, letter: Letter[CommandT, EventT]) -> None:
         command = letter.command
-        try:
-            if isinstance(command, Close):
-                self._close(letter, command)
-            else:
-                self.apply(letter)
-        except PacelineError as error:
-            self._fail(letter, error)
-        except Exception:
-            logger.exception(
-                "a command failed unexpectedly",
-                extra={"session": command.session, "epoch": command.epoch, "command": type(command).__name__},
-            )
-            self._fail(letter, PacelineError(INTERNAL_MESSAGE))
+        with log_context(session=command.session):
+            try:
+                self._apply(letter)
+            except PacelineError as error:
+                self._fail(letter, error)
+            except Exception:
+                logger.exception(
+                    "a command failed unexpectedly",
+                    extra={"session": command.session, "epoch": command.epoch, "command": type(command).__name__},
+                )
+                self._fail(letter, PacelineError(INTERNAL_MESSAGE))
+
+    def _apply(self, letter: Letter[CommandT, EventT]) -> None:
+        command = letter.command
+        if isinstance(command, Close):
+            self._close(letter, command)
+            logger.debug("session closed", extra={"epoch": command.epoch})
+        else:
+            self.apply(letter)
+            if isinstance(command, Open):
+                logger.debug("session opened", extra={"epoch": command.epoch, "tokens": len(command.tokens)})
 
     def _fail(self, letter: Letter[CommandT, EventT], error: PacelineError) -> None:
-        self.meter.failed(error.code)
+        self.count_failure(letter.command.session, letter.command.epoch, error.code)
         letter.stream.send(self.failed_event(letter.command, error))
+
+    def count_failure(self, session: str, epoch: int, code: str) -> None:
+        """Counts and logs that a command is answered with a failure; what it says in words goes to the gateway."""
+        self.meter.failed(code)
+        level = logging.DEBUG if code in (Cancelled.code, CapacityExceeded.code) else logging.INFO
+        logger.log(level, "command failed", extra={"session": session, "epoch": epoch, "code": code})
 
     def failed_event(self, command: CommandT, error: PacelineError) -> EventT:
         """The answer to a command that failed."""

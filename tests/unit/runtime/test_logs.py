@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.runtime.logs import JsonFormatter, TextFormatter, configure_logging
+from paceline.runtime.logs import JsonFormatter, TextFormatter, bind_log_context, configure_logging, log_context
 
 
 def record(message: str = "session closed", **fields: object) -> logging.LogRecord:
@@ -67,3 +68,52 @@ def test_configure_sets_level_and_the_only_handler(root_logger: logging.Logger) 
     assert root_logger.level == logging.WARNING
     assert len(root_logger.handlers) == 1
     assert isinstance(root_logger.handlers[0].formatter, TextFormatter)
+
+
+# --- the context ------------------------------------------------------------------------------------------------------
+
+
+def logged(**fields: object) -> dict[str, object]:
+    """The fields of a record that is made now, beyond those that every record has."""
+    entry: dict[str, object] = json.loads(JsonFormatter("x").format(record(**fields)))
+    return {name: entry[name] for name in entry.keys() - {"time", "level", "service", "logger", "message"}}
+
+
+def test_the_context_is_in_both_formats() -> None:
+    with log_context(request_id="r-1"):
+        assert logged() == {"request_id": "r-1"}
+        assert TextFormatter("x").format(record(epoch=3)).endswith("session closed request_id=r-1 epoch=3")
+    assert logged() == {}
+
+
+def test_contexts_add_up_and_a_records_own_field_wins() -> None:
+    with log_context(request_id="r-1", session="outer"), log_context(session="inner"):
+        assert logged() == {"request_id": "r-1", "session": "inner"}
+        assert logged(session="own") == {"request_id": "r-1", "session": "own"}
+    assert logged() == {}
+
+
+def test_a_context_ends_with_an_error_too() -> None:
+    with pytest.raises(RuntimeError), log_context(session="s"):
+        raise RuntimeError("scripted")
+    assert logged() == {}
+
+
+async def test_what_is_bound_stays_in_the_task_and_in_those_that_it_starts() -> None:
+    seen: dict[str, dict[str, object]] = {}
+
+    async def child(name: str) -> None:
+        seen[name] = logged()
+
+    async def request(name: str) -> None:
+        bind_log_context(request_id=name)
+        await asyncio.sleep(0)
+        bind_log_context(session=f"s of {name}")
+        await asyncio.create_task(child(name))
+        await asyncio.to_thread(lambda: seen.update({f"{name} in a thread": logged()}))
+
+    await asyncio.gather(request("a"), request("b"))
+    for name in ("a", "b"):
+        expected = {"request_id": name, "session": f"s of {name}"}
+        assert seen[name] == seen[f"{name} in a thread"] == expected
+    assert logged() == {}

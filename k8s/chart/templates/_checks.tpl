@@ -64,6 +64,13 @@
 {{- fail "gateway.serviceAccount.create is false: name the account in gateway.serviceAccount.name; it needs get, list and watch on endpointslices in this namespace" -}}
 {{- end -}}
 
+{{- include "paceline.checkLabels" (dict "where" "commonLabels" "labels" $v.commonLabels) -}}
+{{- include "paceline.checkLabels" (dict "where" "podMonitor.labels" "labels" $v.podMonitor.labels) -}}
+{{- range $label, $_ := $v.podMonitor.labels -}}
+{{- if hasKey $v.commonLabels $label -}}
+{{- fail (printf "podMonitor.labels: %s is in commonLabels already; remove one of them" $label) -}}
+{{- end -}}
+{{- end -}}
 {{- include "paceline.checkWorkload" (dict "where" "gateway" "workload" $v.gateway) -}}
 {{- range $lane := list "verifier" "drafter" -}}
 {{- $names := list -}}
@@ -101,9 +108,23 @@
 {{- fail (printf "%s: with maxSurge 0 and maxUnavailable 0 no rollout can begin; raise one of them" $.where) -}}
 {{- end -}}
 {{- end -}}
-{{- range .workload.env -}}
+{{- $owned := dict "HOME" "nothing: /tmp is all that can be written to" "XDG_CACHE_HOME" "modelCache" "HF_HOME" "modelCache" "HF_TOKEN" "hub.token" "HF_ENDPOINT" "hub.endpoint" "HF_HUB_OFFLINE" "hub.offline" "REDIS_PASSWORD" "redis.embedded.auth" -}}
+{{- range $entry := .workload.env -}}
 {{- if hasPrefix "PACELINE_" .name -}}
 {{- fail (printf "%s: env %s: write it as a setting, such as settings: {max_sessions: 8}, so that it is checked" $.where .name) -}}
+{{- end -}}
+{{- with get $owned .name -}}
+{{- fail (printf "%s: env %s is set by the chart; use %s" $.where $entry.name .) -}}
+{{- end -}}
+{{- end -}}
+{{- include "paceline.checkLabels" (dict "where" (printf "%s: podLabels" .where) "labels" .workload.podLabels) -}}
+{{- end -}}
+
+{{/* Takes where, labels. */}}
+{{- define "paceline.checkLabels" -}}
+{{- range $label, $_ := .labels -}}
+{{- if or (hasPrefix "app.kubernetes.io/" $label) (hasPrefix "helm.sh/" $label) (hasPrefix "paceline/" $label) -}}
+{{- fail (printf "%s: %s is set by the chart; choose another label" $.where $label) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

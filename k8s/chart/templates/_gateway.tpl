@@ -78,9 +78,6 @@ spec:
   template:
     metadata:
       labels: {{- include "paceline.podLabels" . | nindent 8 }}
-        {{- with $values.podLabels }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
       {{- $mark := include "paceline.passwordMark" $root | fromYaml }}
       {{- with include "paceline.podAnnotations" (dict "root" $root "annotations" (merge (deepCopy $values.podAnnotations) $mark)) | trim }}{{ nindent 6 . }}{{ end }}
     spec:

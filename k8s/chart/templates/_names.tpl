@@ -36,11 +36,14 @@ app.kubernetes.io/part-of: paceline
 {{- end }}
 {{- end -}}
 
-{{/* Labels of pods: none that changes with the chart's version, which would restart pods for nothing. */}}
+{{/*
+Labels of pods: none that changes with the chart's version, which would restart pods for nothing.
+Takes what paceline.selector takes, and workload, whose podLabels win.
+*/}}
 {{- define "paceline.podLabels" -}}
 {{ include "paceline.selector" . }}
 app.kubernetes.io/part-of: paceline
-{{- with .root.Values.commonLabels }}
+{{- with merge (deepCopy (default dict (default dict .workload).podLabels)) .root.Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}

@@ -201,7 +201,7 @@ spec:
           name: {{ .metric }}
         target:
           type: AverageValue
-          averageValue: {{ mulf 1000 .value | round 0 | int64 }}m
+          averageValue: {{ printf "%.0fm" (mulf 1000 .value) }}
     {{- end }}
     {{- end }}
   {{- with .workload.autoscaling.behavior }}

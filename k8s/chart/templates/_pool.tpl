@@ -107,9 +107,6 @@ spec:
   template:
     metadata:
       labels: {{- include "paceline.podLabels" . | nindent 8 }}
-        {{- with $pool.podLabels }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
       {{- with include "paceline.podAnnotations" (dict "root" $root "annotations" $pool.podAnnotations) | trim }}{{ nindent 6 . }}{{ end }}
     spec:
       serviceAccountName: {{ include "paceline.fullname" $root }}-replica

@@ -62,7 +62,7 @@ class GenerationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetSession(self, request, context):
-        """Reads the record of a session.
+        """Reads the record of a session that was made with the same API key; NOT_FOUND for any other.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

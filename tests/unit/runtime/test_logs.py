@@ -73,7 +73,7 @@ def test_configure_sets_level_and_the_only_handler(root_logger: logging.Logger) 
 # --- the context ------------------------------------------------------------------------------------------------------
 
 
-def logged(**fields: object) -> dict[str, object]:
+def logged(**fields: str) -> dict[str, object]:
     """The fields of a record that is made now, beyond those that every record has."""
     entry: dict[str, object] = json.loads(JsonFormatter("x").format(record(**fields)))
     return {name: entry[name] for name in entry.keys() - {"time", "level", "service", "logger", "message"}}

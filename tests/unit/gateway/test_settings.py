@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from paceline_gateway.discovery.targets import DnsTarget, KubernetesTarget, StaticTarget, Target
 from paceline_gateway.settings import GatewaySettings
 
 from paceline.errors import ConfigurationError
@@ -26,6 +27,50 @@ def load(*arguments: str) -> GatewaySettings:
 def test_addresses(text: str, addresses: tuple[str, ...]) -> None:
     assert load("--verifiers", text).verifiers == addresses
     assert load("--drafters", text).drafters == addresses
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("a:1,[::1]:2", StaticTarget(("a:1", "[::1]:2"))),
+        ("static://a:1,b:2", StaticTarget(("a:1", "b:2"))),
+        ("", StaticTarget(())),
+        ("dns:///verifier.svc:50052", DnsTarget("verifier.svc", 50052)),
+        ("k8s://prod/verifier", KubernetesTarget("prod", "verifier")),
+        ("k8s://prod/verifier:grpc", KubernetesTarget("prod", "verifier", "grpc")),
+        ("k8s://prod/verifier:50052", KubernetesTarget("prod", "verifier", 50052)),
+    ],
+)
+def test_targets(text: str, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load("--verifiers", text).verifier_target == target
+    assert load("--drafters", text).drafter_target == target
+    monkeypatch.setenv("PACELINE_GATEWAY_VERIFIERS", text)
+    assert load().verifier_target == target
+    if not isinstance(target, StaticTarget):
+        assert str(target) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("dns:///a:1,b:2", "mixes targets"),
+        ("static://a:1,dns:///b:2", "mixes targets"),
+        ("k8s://a/b,k8s://a/c", "mixes targets"),
+        ("dns://a:1", "write host:port"),
+        ("dns:///a", "write host:port"),
+        ("http://a:1", "k8s://namespace/service"),
+        ("k8s://verifier", "k8s://namespace/service"),
+        ("k8s://a/b:", "names no service"),
+        ("k8s://a/B", "names no service"),
+        ("k8s://a/b:65536", "1 to 65535"),
+        ("a:1,a:1", "named twice"),
+    ],
+)
+def test_a_target_that_makes_no_sense_is_refused(text: str, named: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load("--drafters", text)
+    assert caught.value.field == "drafters"
+    assert named in caught.value.message
 
 
 @pytest.mark.parametrize("text", ["a", "a:", ":1", "a:0", "a:65536", "a:1,a:1", "http://a:1", "a b:1"])

@@ -72,7 +72,7 @@ async def open_client(kubeconfig_file: Path | None) -> ApiClient:
                 load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
             except ConfigException:
                 await _load_file(None, configuration)
-    except (ConfigException, OSError, ValueError) as error:
+    except Exception as error:  # a file that people write can be wrong in any way
         raise ConfigurationError(
             f"no way to the Kubernetes API: {error}; k8s:// works inside a pod with a service account, or with "
             "kubeconfig_file",

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from pydantic import SecretStr
 
@@ -204,3 +205,38 @@ async def test_a_record_whose_end_this_gateway_could_not_write_keeps_nobody_out(
         await left_running(store)
         await generate(client, fleet.request(PROMPT, session="s"))
         assert (await client.get_session("s")).epoch == 2
+
+
+# --- over HTTP --------------------------------------------------------------------------------------------------------
+
+
+async def complete_over_http(fleet: Fleet, key: str, session: str) -> httpx.Response:
+    body = {"model": "toy", "prompt": "abc", "max_tokens": 4, "session_id": session}
+    async with httpx.AsyncClient(base_url=f"http://{fleet.gateway.addresses['http']}") as http:
+        return await http.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+
+
+def error_of(answer: httpx.Response) -> tuple[int, str, str]:
+    error = answer.json()["error"]
+    return answer.status_code, error["code"], error["param"]
+
+
+async def test_both_doors_know_the_same_sessions(tmp_path: Path, settings: dict[str, Any]) -> None:
+    async with (
+        streaming(tmp_path, settings=settings | {"http_port": 0}) as (fleet, stream),
+        fleet.client(ALICE) as alice,
+        fleet.client(BOB) as bob,
+    ):
+        running = alice.generate(request_of(fleet, session="hers"))
+        await anext(running)
+        foreign = await complete_over_http(fleet, BOB, "hers")
+        assert error_of(foreign) == (404, "not_found", "session_id")
+        assert "no session 'hers', or it has expired" in foreign.json()["error"]["message"]
+        assert error_of(await complete_over_http(fleet, ALICE, "hers")) == (409, "session_busy", "session_id")
+        stream.pace.open()
+        assert [event async for event in running]
+        assert (await complete_over_http(fleet, ALICE, "hers")).status_code == 200
+        assert (await alice.get_session("hers")).epoch == 2
+        assert error_of(await complete_over_http(fleet, BOB, "hers")) == (404, "not_found", "session_id")
+        assert (await complete_over_http(fleet, BOB, "his")).status_code == 200
+        assert (await bob.get_session("his")).state is SessionState.FINISHED

@@ -16,6 +16,7 @@ from paceline.drafting.method import DraftJob
 from paceline.drafting.onnx_runner import OnnxDraftRunner, is_onnx_model
 from paceline.engine.sampling import DraftRow, draft_tokens
 from paceline.errors import CapacityExceeded, ConfigurationError, ModelError
+from paceline.kv_usage import KvUsage
 from paceline.messages import SamplingParams
 from tests.integration.drafting.conftest import TINY_CONTEXT, TINY_VOCAB
 from tests.unit.drafting.rounds import GREEDY, HOT, SAMPLED, draft
@@ -214,3 +215,15 @@ def test_folders_that_hold_no_such_model_are_refused(tiny_llama_dir: Path, tiny_
     shutil.copy(tiny_onnx_dir / "genai_config.json", tmp_path)
     with pytest.raises(ModelError, match="cannot be loaded"):
         OnnxDraftRunner(tmp_path)
+
+
+def test_every_open_session_takes_its_share_of_the_room(runner: OnnxDraftRunner) -> None:
+    share = runner.info.max_model_len
+    assert runner.kv_usage() == KvUsage(0, 3 * share)
+    runner.open("a")
+    runner.open("b")
+    logits_after(runner, "a", 0, PROMPT)
+    assert runner.kv_usage() == KvUsage(2 * share, 3 * share)
+    runner.close("a")
+    runner.close("b")
+    assert runner.kv_usage().share == 0.0

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
-from jsonschema import Draft202012Validator
+import kubernetes_validate  # type: ignore[import-untyped]
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from referencing import Registry, Resource
 
 from tests.chart.helm import Manifest

@@ -70,7 +70,7 @@ def test_a_mistake_is_found(manifest: Manifest, complaint: str) -> None:
 
 
 def test_the_pod_monitor_has_the_shape_that_the_operator_wants() -> None:
-    assert NOT_KUBERNETES == {("monitoring.coreos.com/v1", "PodMonitor")}
+    assert {("monitoring.coreos.com/v1", "PodMonitor")} == NOT_KUBERNETES
     rendered = render(CASES["monitoring"])
     (monitor,) = rendered.all("PodMonitor")
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
@@ -179,9 +179,7 @@ def test_images() -> None:
 
 
 def test_a_password_is_drawn_when_none_is_given() -> None:
-    drawn = {
-        render(helm=helm).one("Secret", "fleet-paceline-valkey")["data"]["password"] for helm in (HELM_3, HELM_4)
-    }
+    drawn = {render(helm=helm).one("Secret", "fleet-paceline-valkey")["data"]["password"] for helm in (HELM_3, HELM_4)}
     assert len(drawn) == 2
     assert all(len(base64.b64decode(password)) == 32 for password in drawn)
     given = render(CASES["given password"]).one("Secret", "fleet-paceline-valkey")["data"]["password"]

@@ -42,6 +42,15 @@
 {{- if and $v.apiKeys.existingSecret $v.apiKeys.values -}}
 {{- fail "apiKeys: give existingSecret or values, not both" -}}
 {{- end -}}
+{{- /* Here and not in the schema, whose complaints quote the value. */ -}}
+{{- range $tenant, $key := $v.apiKeys.values -}}
+{{- if not (regexMatch "^[!-~]+$" $key) -}}
+{{- fail (printf "apiKeys.values.%s: a key has visible ASCII characters only, and no spaces" $tenant) -}}
+{{- end -}}
+{{- end -}}
+{{- if not (regexMatch "^[A-Za-z0-9._~-]*$" $v.redis.embedded.auth.password) -}}
+{{- fail "redis.embedded.auth.password stands in a URL: use letters, digits and . _ ~ - only" -}}
+{{- end -}}
 {{- $keys := values $v.apiKeys.values -}}
 {{- if ne (len $keys) (len (uniq $keys)) -}}
 {{- fail "apiKeys.values: two names have the same key; give each its own" -}}

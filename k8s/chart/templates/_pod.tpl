@@ -174,7 +174,7 @@ grpc:
 {{/* Takes tls: folder of the server's certificate, serverName that it carries. */}}
 {{- define "paceline.tlsProbe" -}}
 exec:
-  command: [python, /etc/paceline/probe/grpc_health.py, "{{ .port }}", "{{ .service }}", {{ .tls.folder }}, {{ .tls.serverName }}]
+  command: [python, /etc/paceline/probe/tls_probe.py, "{{ .port }}", "{{ .service }}", {{ .tls.folder }}, {{ .tls.serverName }}]
 {{- end -}}
 
 {{/* Takes root, component, workload, target, metrics: list of metric and value. */}}

@@ -174,6 +174,11 @@ class Node(Generic[NodeT]):
         self._stack = contextlib.AsyncExitStack()
 
     @property
+    def booted(self) -> bool:
+        """Whether it lives."""
+        return self._life is not None
+
+    @property
     def alive(self) -> Life[NodeT]:
         assert self._life is not None, "the replica is dead"
         return self._life
@@ -305,6 +310,13 @@ class Fleet:
                 await node.boot()
             await stack.enter_async_context(fleet._serve())
             yield fleet
+
+    async def add_verifier(self) -> VerifierNode:
+        """One more, which the gateway finds only if discovery tells it; whoever adds it closes it."""
+        node = Node(self._verifier_life, self.options.server)
+        await node.boot()
+        self.verifiers.append(node)
+        return node
 
     @property
     def http_url(self) -> str:

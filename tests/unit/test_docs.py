@@ -34,6 +34,8 @@ _CHECKED_PROGRAMS = {
     "paceline": "parsed by its own command line, see below",
     "pip": "its packages and extras are looked up, see below",
     "curl": "run by tests/e2e/test_readme.py",
+    "helm": "run by tests/chart/test_docs.py, as far as it can be without a cluster",
+    "kubectl": "its Services and ports are looked up by tests/chart/test_docs.py",
 }
 """What a block of shell commands may hold, and where it is checked."""
 

@@ -9,8 +9,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+
+from paceline.runtime.grpc_server import LIVENESS
 from tests.fakes.tiny_tokenizer import write_letters
 from tests.integration.fleet import free_port
+from tests.integration.scraping import read
 
 TIMEOUT_S = 60.0
 
@@ -58,10 +63,18 @@ def test_it_says_when_it_is_ready_and_ends_on_sigterm(
 ) -> None:
     ready = tmp_path / "ready.json"
     model = write_letters(tmp_path / "model")
-    process = gateway("--model", str(model), "--ready-file", str(ready), "--startup-wait-s", "0")
+    process = gateway("--model", str(model), "--ready-file", str(ready), "--startup-wait-s", "0", "--metrics-port", "0")
     try:
         eventually(lambda: ready.exists() or process.poll() is not None)
-        assert json.loads(ready.read_text(encoding="utf-8"))["pid"] == process.pid
+        told = json.loads(ready.read_text(encoding="utf-8"))
+        assert told["pid"] == process.pid
+        for endpoint in ("metrics_address", "http_address"):
+            assert read(told[endpoint]).sum("paceline_open_streams", model_name="model") == 0
+        with grpc.insecure_channel(told["address"]) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            for name in (LIVENESS, "paceline.v1.Generation"):
+                answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=TIMEOUT_S)
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
         process.send_signal(signal.SIGTERM)
         errors = end_of(process)
         assert process.returncode == 0

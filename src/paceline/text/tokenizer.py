@@ -23,6 +23,7 @@ from paceline.text.vocabulary import VocabularyDifference, first_difference, wit
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Names under which a chat template knows special tokens."""
 
+_LONG_CHARS = 4096
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 
 
@@ -105,6 +106,9 @@ class Tokenizer:
             raise InvalidArgument(
                 f"prompt is not valid Unicode: lone surrogate at character {error.start}", field="prompt"
             ) from error
+        if len(text) > _LONG_CHARS:
+            # Unlike `encode` this lets other threads run meanwhile.
+            return tuple(self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
         return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Iterable[int]) -> str:

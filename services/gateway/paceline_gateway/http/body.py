@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -11,7 +12,9 @@ from pydantic_core import ErrorDetails, from_json
 from starlette.requests import ClientDisconnect, Request
 
 from paceline.errors import InvalidArgument, PayloadTooLarge
+from paceline.text.validation import DEFAULT_LIMITS
 from paceline_gateway.http.errors import ClientLeft
+from paceline_gateway.http.misfit import body_misfit
 from paceline_gateway.http.request_fields import GenerationFields, StreamOptions
 from paceline_gateway.http.requests import Message
 from paceline_gateway.http.unsupported import without_no_ops
@@ -39,7 +42,7 @@ async def read_request(request: Request, model: type[RequestT], max_bytes: int) 
     content = await _read(request, max_bytes)
     if len(content) <= _INLINE_BYTES:
         return parse(content, model)
-    return await asyncio.to_thread(parse, content, model)
+    return await asyncio.to_thread(_parse_large, content, model)
 
 
 def _check_type(request: Request) -> None:
@@ -68,6 +71,17 @@ def _too_large(max_bytes: int) -> PayloadTooLarge:
     return PayloadTooLarge(f"the body is larger than {max_bytes} bytes, which is all that is accepted here")
 
 
+def _parse_large(content: bytes, model: type[RequestT]) -> RequestT:
+    """Parses without collecting garbage: going through millions of new objects again and again stops all threads."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return parse(content, model)
+    finally:
+        if collecting:
+            gc.enable()
+
+
 def parse(content: bytes, model: type[RequestT]) -> RequestT:
     """The request that a body is.
 
@@ -78,7 +92,7 @@ def parse(content: bytes, model: type[RequestT]) -> RequestT:
         # Refuses NaN, lone surrogates and deep nesting by itself.
         fields = from_json(content, allow_inf_nan=False)
     except ValueError as error:
-        raise InvalidArgument(f"the body is not valid JSON: {error}") from None
+        raise body_misfit(content) or InvalidArgument(f"the body is not valid JSON: {error}") from None
     if not isinstance(fields, dict):
         raise InvalidArgument("the body must be a JSON object")
     try:
@@ -94,6 +108,12 @@ def _supported(fields: Mapping[str, Any], model: type[GenerationFields]) -> dict
     if isinstance(options, dict):
         supported["stream_options"] = without_no_ops(options, StreamOptions.no_ops, "stream_options.")
     if isinstance(messages, list):
+        if len(messages) > DEFAULT_LIMITS.max_messages:
+            # The door says the same, after each of them was read.
+            raise InvalidArgument(
+                f"messages has {len(messages)} entries; at most {DEFAULT_LIMITS.max_messages} are allowed",
+                field="messages",
+            )
         supported["messages"] = [
             without_no_ops(message, Message.no_ops, f"messages[{index}].") if isinstance(message, dict) else message
             for index, message in enumerate(messages)

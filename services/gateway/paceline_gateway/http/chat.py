@@ -37,7 +37,8 @@ def chat_ask(fields: ChatCompletionRequest) -> Ask:
         raise InvalidArgument("top_logprobs needs logprobs: true", field="top_logprobs")
     top_logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
     prompt = ChatPrompt(tuple([PromptMessage(message.role, message.content) for message in fields.messages]))
-    return Ask((prompt,), 1 if fields.n is None else fields.n, generation_request(fields, prompt, top_logprobs))
+    request = generation_request(fields, prompt, top_logprobs)
+    return Ask((prompt,), 1 if fields.n is None else fields.n, request, {"prompt": "messages"})
 
 
 class ChatRenderer:

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import dataclasses
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from paceline.errors import InvalidArgument, PacelineError
@@ -17,6 +17,7 @@ from paceline.text.request import GenerationRequest, Prompt, TokenPrompt
 from paceline_gateway.caller import Caller
 from paceline_gateway.door import Door
 from paceline_gateway.generation import Generation
+from paceline_gateway.http.errors import renamed
 
 ResultT = TypeVar("ResultT")
 
@@ -29,11 +30,13 @@ class Ask:
         prompts: at least one.
         choices_per_prompt: n.
         request: what all choices have in common; each has its own prompt and seed.
+        names: the endpoint's names of fields that the door calls otherwise.
     """
 
     prompts: tuple[Prompt, ...]
     choices_per_prompt: int
     request: GenerationRequest
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, max_choices: int) -> None:
         """Checks what the door cannot see.
@@ -110,11 +113,9 @@ async def _start(door: Door, request: GenerationRequest, caller: Caller, prompt_
     try:
         return await door.start(request, caller)
     except InvalidArgument as error:
-        if error.field == "prompt" and len(ask.prompts) > 1 and error.message.startswith("prompt"):
-            # Which of them is at fault.
-            where = f"prompt[{prompt_index}]"
-            raise InvalidArgument(where + error.message.removeprefix("prompt"), field=where) from error
-        raise
+        # Of several prompts, say which.
+        which = {"prompt": f"prompt[{prompt_index}]"} if len(ask.prompts) > 1 else {}
+        raise renamed(error, {**ask.names, **which}) from error
 
 
 async def all_of(works: Iterable[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:

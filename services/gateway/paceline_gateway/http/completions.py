@@ -22,7 +22,7 @@ def completion_ask(fields: CompletionRequest) -> Ask:
         InvalidArgument: fields contradict each other.
     """
     request = generation_request(fields, fields.prompt[0], fields.logprobs)
-    return Ask(fields.prompt, 1 if fields.n is None else fields.n, request)
+    return Ask(fields.prompt, 1 if fields.n is None else fields.n, request, {"top_logprobs": "logprobs"})
 
 
 class CompletionRenderer:

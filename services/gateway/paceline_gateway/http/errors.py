@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -64,11 +65,23 @@ def error_body(error: Exception) -> ErrorBody:
     """The error as a client sees it; an unexpected one without its text."""
     if not isinstance(error, PacelineError):
         error = PacelineError("internal error; the server's log has the details")
-    name = _HTTP_NAMES.get(error.field, error.field)
-    message = error.message
-    if name != error.field and message.startswith(error.field + " "):
-        message = name + message[len(error.field) :]
-    return _body(error.http_status, message, error.code, name or None)
+    error = renamed(error, _HTTP_NAMES)
+    return _body(error.http_status, error.message, error.code, error.field or None)
+
+
+def renamed(error: PacelineError, names: Mapping[str, str]) -> PacelineError:
+    """The error with another name for the field at fault, in its message too.
+
+    Args:
+        error: what went wrong.
+        names: for each field that is called otherwise, how.
+    """
+    name = names.get(error.field)
+    if name is None:
+        return error
+    said = error.message
+    message = name + said.removeprefix(error.field) if re.match(rf"{re.escape(error.field)}\b", said) else said
+    return type(error)(message, field=name)
 
 
 def error_response(error: PacelineError) -> Response:
@@ -78,8 +91,6 @@ def error_response(error: PacelineError) -> Response:
         headers["Retry-After"] = str(error.retry_after_s)
     if error.http_status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    if error.http_status == 413:
-        headers["Connection"] = "close"  # the rest of the body is not read
     return _response(error_body(error), error.http_status, headers)
 
 

@@ -79,7 +79,7 @@ def health_routes(front: Front) -> APIRouter:
         """Metrics for Prometheus, in its text format or as OpenMetrics, whichever is accepted."""
         try:
             encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        except ValueError:  # a version that is no number
+        except (TypeError, ValueError):  # a version that is no number
             encode, content_type = generate_latest, CONTENT_TYPE_LATEST
         return Response(encode(front.registry), headers={"Content-Type": content_type})
 

@@ -14,6 +14,8 @@ from paceline_gateway.http.unsupported import CHAT_NO_OPS, COMPLETION_NO_OPS, ME
 
 PART_SEPARATOR = "\n"
 """Between the text parts of one message."""
+_MAX_PROMPTS = 4096
+"""More are refused before each is looked at. `max_choices` is the bound that matters, and far lower."""
 
 
 class TextPart(BaseModel):
@@ -83,6 +85,12 @@ def read_prompts(value: Any) -> tuple[Prompt, ...]:
         return (TextPrompt(value),)
     if isinstance(value, list):
         kinds = set(map(type, value))
+        if kinds & {str, list} and len(value) > _MAX_PROMPTS:
+            raise PydanticCustomError(
+                "shape",
+                "must have at most {limit} entries, and has {count}",
+                {"limit": _MAX_PROMPTS, "count": len(value)},
+            )
         if kinds == {str}:
             return tuple([TextPrompt(text) for text in value])
         if kinds == {int}:

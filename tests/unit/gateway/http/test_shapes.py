@@ -12,7 +12,7 @@ from paceline_gateway.http.responses import ChatDelta
 from paceline_gateway.http.speculation_metrics import acceptance_histogram, choice_metrics
 from paceline_gateway.http.sse import event
 
-from paceline.errors import CapacityExceeded, InvalidArgument, PacelineError, PayloadTooLarge, Unauthenticated
+from paceline.errors import CapacityExceeded, InvalidArgument, PacelineError, Unauthenticated
 from paceline.generation import Chunk, Evidence, Finished, Started
 from paceline.messages import FinishReason, TokenLogprobs, TokenOrigin
 from paceline.text.tokenizer import Tokenizer
@@ -68,7 +68,6 @@ def test_every_error_of_the_tree_in_openais_shape(error_class: type[PacelineErro
 def test_headers_of_errors() -> None:
     assert error_response(CapacityExceeded("full")).headers["retry-after"] == "1"
     assert error_response(Unauthenticated("who?")).headers["www-authenticate"] == "Bearer"
-    assert error_response(PayloadTooLarge("big")).headers["connection"] == "close"
 
 
 @pytest.mark.parametrize(

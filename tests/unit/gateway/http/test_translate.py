@@ -28,9 +28,10 @@ def chat(**fields: Any) -> Ask:
 
 
 def test_nothing_said_is_the_doors_default() -> None:
-    assert ask() == Ask((TextPrompt("hi"),), 1, GenerationRequest(TextPrompt("hi")))
+    names = {"top_logprobs": "logprobs"}
+    assert ask() == Ask((TextPrompt("hi"),), 1, GenerationRequest(TextPrompt("hi")), names)
     prompt = ChatPrompt((ChatMessage("user", "hi"),))
-    assert chat() == Ask((prompt,), 1, GenerationRequest(prompt))
+    assert chat() == Ask((prompt,), 1, GenerationRequest(prompt), {"prompt": "messages"})
 
 
 def test_every_field_arrives() -> None:

@@ -22,6 +22,9 @@ from paceline_gateway.services import SessionServices
 from paceline_gateway.session_actor import SessionActor
 from paceline_gateway.sessions import Sessions
 
+_SHOWN_CHARS = 128
+"""Of a name that a client made up, in an error message."""
+
 _INLINE_CHARS = 4096
 """Longer prompts are tokenized in a thread: a megabyte takes a second."""
 
@@ -124,7 +127,8 @@ class Door:
     async def _start(self, request: GenerationRequest, caller: Caller, arrived_at: float) -> Generation:
         if request.model not in ("", self._settings.model):
             raise NotFound(
-                f"model {request.model!r} is not served here; served is {self._settings.model!r}", field="model"
+                f"model {request.model[:_SHOWN_CHARS]!r} is not served here; served is {self._settings.model!r}",
+                field="model",
             )
         permit = self._sessions.admit()
         self._num_preparing += 1

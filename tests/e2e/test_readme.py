@@ -1,4 +1,7 @@
-"""What the README shows is run as it stands, against a fleet like the one that it tells to start."""
+"""What the README shows is run as it stands, against a fleet like the one that it tells to start.
+
+So are the curl lines of docs/kubernetes.md, whose other commands tests/chart/test_docs.py runs.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,13 @@ from paceline.cli.fleet_options import DEFAULT_HTTP_PORT, DEFAULT_MODEL, DEFAULT
 from tests.e2e.launcher import Launcher, Up
 from tests.fakes.tiny_models import SERVED, write_model
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+README, KUBERNETES = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/kubernetes.md"))
 _PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _CURL = re.compile(r"^curl .*(?:\\\n.*)*$", re.MULTILINE)
 
 EXAMPLES = [[sys.executable, "-c", str(snippet)] for snippet in _PYTHON.findall(README)]
-EXAMPLES += [shlex.split(line, comments=True) for line in _CURL.findall(README)]
+EXAMPLES += [shlex.split(line, comments=True) for line in _CURL.findall(README + KUBERNETES)]
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +54,4 @@ def test_an_example_runs(up: Up, command: list[str]) -> None:
 
 def test_the_examples_are_found() -> None:
     assert any("AsyncClient" in word for command in EXAMPLES for word in command)
+    assert any(command[0] == "curl" for command in EXAMPLES)

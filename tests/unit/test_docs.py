@@ -109,6 +109,14 @@ def test_every_shell_command_is_one_that_is_checked(document: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_command_for_a_cluster_is_one_that_the_chart_s_tests_read(document: Path) -> None:
+    read_by_them = code_lines((ROOT / "docs" / "kubernetes.md").read_text())
+    lines = [line for line in code_lines(document.read_text()) if re.match(r"(helm|kubectl) [a-z-]+ ", line)]
+    unknown = [line for line in lines if shlex.split(line) not in [shlex.split(known) for known in read_by_them]]
+    assert not unknown
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_every_local_package_that_pip_shall_install_exists(document: Path) -> None:
     for line in code_lines(document.read_text()):
         if re.match(r"(?:\.venv/bin/)?(?:uv )?pip install ", line) is None:

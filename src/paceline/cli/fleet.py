@@ -143,7 +143,7 @@ class Fleet:
             verifiers=tuple(verifier_addresses),
             drafters=tuple(drafter_addresses),
             redis=redis_url,
-            metrics={child.name: f"http://{child.addresses.metrics}/metrics" for child in self.children},
+            metrics={child.name: f"http://{child.addresses.metrics}/metrics" for child in (gateway, *self._replicas)},
         )
 
     async def _start_redis(self) -> str:

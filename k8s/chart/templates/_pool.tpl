@@ -205,7 +205,7 @@ spec:
   publishNotReadyAddresses: false
   selector: {{- include "paceline.selector" $this | nindent 4 }}
   ports:
-    - {name: grpc, port: {{ $port }}, targetPort: grpc, protocol: TCP, appProtocol: kubernetes.io/h2c}
+    - {name: grpc, port: {{ $port }}, targetPort: grpc, protocol: TCP{{ if not .root.Values.tls.enabled }}, appProtocol: kubernetes.io/h2c{{ end }}}
     - {name: metrics, port: 9400, targetPort: metrics, protocol: TCP}
 {{- if $policy.enabled }}
 ---

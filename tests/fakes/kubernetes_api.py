@@ -251,6 +251,11 @@ class FakeKubernetesApi:
         """From now on lists that allow any version (resourceVersion=0) get the present state, however old it is."""
         self._cache = (self._version, dict(self._items))
 
+    def end_watches(self) -> None:
+        """Ends every watch before its time and in good order, as a server does that is replaced."""
+        for watch in self._watches:
+            watch.queue.put_nowait(None)
+
     def cut_watches(self) -> None:
         """Breaks the connection of every watch."""
         watches, self._watches = self._watches, []

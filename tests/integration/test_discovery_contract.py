@@ -177,9 +177,12 @@ async def test_a_relabelled_slice_drops_out_and_comes_back(tmp_path: Path) -> No
 # --- Kubernetes: what goes wrong --------------------------------------------------------------------------------------
 
 
-async def test_a_pod_that_went_while_the_watch_was_cut_is_gone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [FakeKubernetesApi.cut_watches, FakeKubernetesApi.end_watches])
+async def test_a_pod_that_went_while_there_was_no_watch_is_gone(
+    tmp_path: Path, how: Callable[[FakeKubernetesApi], None]
+) -> None:
     async with kubernetes(tmp_path) as world:
-        world.api.cut_watches()
+        how(world.api)
         world.has("10.0.0.2")
         await world.told.show("10.0.0.2")
         assert world.api.num_lists == 2

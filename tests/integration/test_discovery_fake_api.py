@@ -108,6 +108,14 @@ async def test_a_watch_ends_after_its_time(running: Api) -> None:
         assert await response.read() == b""
 
 
+async def test_a_watch_can_be_ended_in_good_order(running: Api) -> None:
+    api, _ = running
+    async with watching(running, "102") as response:
+        await until(lambda: api.num_watches == 1)
+        api.end_watches()
+        assert await response.read() == b""
+
+
 async def test_a_cut_watch_ends_in_the_middle(running: Api) -> None:
     api, _ = running
     async with watching(running, "102") as response:

@@ -252,7 +252,7 @@ def test_a_key_that_is_not_ours(client: OpenAI) -> None:
 
 def test_a_running_session_is_a_conflict_and_belongs_to_its_key(client: OpenAI) -> None:
     body = {"session_id": "the-one", "ignore_eos": True}
-    running = open_stream(client, max_tokens=200, extra_body=body)
+    running = open_stream(client, extra_body=body)
     with running:
         next(iter(running))
         with pytest.raises(openai.ConflictError, match="the-one"):
@@ -264,7 +264,7 @@ def test_a_running_session_is_a_conflict_and_belongs_to_its_key(client: OpenAI) 
 def test_too_many_at_once_are_refused_and_the_client_s_own_retries_get_through(client: OpenAI) -> None:
     with ExitStack() as stack:
         for _ in range(2):
-            running = open_stream(client, n=MAX_GENERATIONS // 2, max_tokens=200, extra_body={"ignore_eos": True})
+            running = open_stream(client, n=MAX_GENERATIONS // 2, extra_body={"ignore_eos": True})
             next(iter(stack.enter_context(running)))
         with pytest.raises(openai.RateLimitError) as caught:
             ask(client, CHAT, MODEL, QUESTION, max_tokens=1)
@@ -277,7 +277,11 @@ def test_too_many_at_once_are_refused_and_the_client_s_own_retries_get_through(c
 
 def open_stream(client: OpenAI, **options: Any) -> openai.Stream[Any]:
     messages: Any = [{"role": "user", "content": QUESTION}]
-    stream: openai.Stream[Any] = client.chat.completions.create(model=MODEL, messages=messages, stream=True, **options)
+    # A stream that was left a moment ago may still hold its place.
+    patient = client.with_options(max_retries=5)
+    stream: openai.Stream[Any] = patient.chat.completions.create(
+        model=MODEL, messages=messages, max_tokens=1000, stream=True, **options
+    )
     return stream
 
 

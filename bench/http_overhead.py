@@ -5,7 +5,8 @@
 
 Three ways take turns in one run: gRPC with `paceline.client`, HTTP with httpx and a parser of server-sent events that
 does the least, and HTTP with the official `openai` client. All time is the client's: from sending the request. A ratio
-is the median over pairs of turns with the same prompts in the same repeat.
+is the median over pairs of turns with the same prompts in the same repeat. The gateway's processor time per token is
+told as well: it hardly depends on what else the machine does.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import httpx
 import openai
+import psutil
 from rich import box
 from rich.table import Table
 
@@ -76,15 +78,22 @@ class Turn:
     Attributes:
         streams: one per prompt.
         wall_s: from the first request to the last end, in seconds.
+        gateway_cpu_s: processor time of the gateway meanwhile, in seconds.
     """
 
     streams: tuple[StreamRun, ...]
     wall_s: float
+    gateway_cpu_s: float
+
+    @property
+    def tokens(self) -> int:
+        """Of all streams together."""
+        return sum(run.tokens for run in self.streams)
 
     @property
     def tokens_per_second(self) -> float:
         """Of all streams together."""
-        return sum(run.tokens for run in self.streams) / self.wall_s
+        return self.tokens / self.wall_s
 
     @property
     def first_text_s(self) -> float:
@@ -108,6 +117,7 @@ class Row:
         first_text_ms: from the request to the first text, median over the turns.
         ratio_tokens_per_second: to gRPC; below 1 is slower.
         ratio_first_text: to gRPC; above 1 is later.
+        gateway_cpu_ms_per_token: processor time of the gateway per token, over all turns.
         equal_texts: turns with the same texts as gRPC.
         turns: turns that were measured.
     """
@@ -118,6 +128,7 @@ class Row:
     first_text_ms: float
     ratio_tokens_per_second: float
     ratio_first_text: float
+    gateway_cpu_ms_per_token: float
     equal_texts: int
     turns: int
 
@@ -163,6 +174,9 @@ def make_rows(concurrency: int, turns: Mapping[str, Sequence[Turn]]) -> list[Row
                 [turn.tokens_per_second / other.tokens_per_second for turn, other in pairs]
             ),
             ratio_first_text=statistics.median([turn.first_text_s / other.first_text_s for turn, other in pairs]),
+            gateway_cpu_ms_per_token=1e3
+            * sum(turn.gateway_cpu_s for turn in measured)
+            / sum(turn.tokens for turn in measured),
             equal_texts=sum(turn.texts == other.texts for turn, other in pairs),
             turns=len(measured),
         )
@@ -242,14 +256,22 @@ async def all_ways(addresses: FleetAddresses, options: FleetOptions) -> AsyncIte
         }
 
 
-async def take_turn(stream: Stream, prompts: Sequence[Prompt], max_tokens: int) -> Turn:
+async def take_turn(stream: Stream, prompts: Sequence[Prompt], max_tokens: int, gateway: psutil.Process) -> Turn:
     """Streams all prompts at once."""
-    started = time.perf_counter()
+    cpu_before_s, started = _cpu_s(gateway), time.perf_counter()
     runs = await asyncio.gather(*[timed(stream(prompt, max_tokens)) for prompt in prompts])
-    return Turn(tuple(runs), time.perf_counter() - started)
+    return Turn(tuple(runs), time.perf_counter() - started, _cpu_s(gateway) - cpu_before_s)
 
 
-async def measure(ways: Mapping[str, Stream], arguments: argparse.Namespace) -> tuple[Row, ...]:
+def _cpu_s(process: psutil.Process) -> float:
+    """Processor time that a process has used, in seconds."""
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+async def measure(
+    ways: Mapping[str, Stream], gateway: psutil.Process, arguments: argparse.Namespace
+) -> tuple[Row, ...]:
     """Lets all ways take turns under each load; each repeat begins with another one."""
     console = out()
     for stream in ways.values():
@@ -263,7 +285,7 @@ async def measure(ways: Mapping[str, Stream], arguments: argparse.Namespace) -> 
             for batch in batches(DEMO_PROMPTS, concurrency):
                 first = repeat % len(names)
                 for name in names[first:] + names[:first]:
-                    turns[name].append(await take_turn(ways[name], batch, arguments.max_tokens))
+                    turns[name].append(await take_turn(ways[name], batch, arguments.max_tokens, gateway))
         rows += make_rows(concurrency, turns)
     return tuple(rows)
 
@@ -277,8 +299,9 @@ async def run(arguments: argparse.Namespace) -> Results:
     try:
         with display:
             await fleet.start()
+        gateway = psutil.Process(next(child.pid for child in fleet.children if child.name == "gateway"))
         async with all_ways(fleet.addresses, options) as ways:
-            rows = await measure(ways, arguments)
+            rows = await measure(ways, gateway, arguments)
     finally:
         await fleet.stop()
     return Results(options.model, arguments.repeats, arguments.max_tokens, round(load, 2), rows)
@@ -288,7 +311,7 @@ def table_of(results: Results) -> Table:
     """One line per load and way."""
     title = f"{results.model}, {results.max_tokens} tokens per stream, medians of {results.repeats} repeats"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    for heading in ("streams", "way", "tok/s", "to gRPC", "first text ms", "to gRPC", "texts"):
+    for heading in ("streams", "way", "tok/s", "to gRPC", "first text ms", "to gRPC", "gateway ms/tok", "texts"):
         table.add_column(heading, justify="left" if heading == "way" else "right")
     for row in results.rows:
         table.add_row(
@@ -298,6 +321,7 @@ def table_of(results: Results) -> Table:
             f"{row.ratio_tokens_per_second:.3f}",
             f"{row.first_text_ms:.1f}",
             f"{row.ratio_first_text:.3f}",
+            f"{row.gateway_cpu_ms_per_token:.2f}",
             f"{row.equal_texts}/{row.turns} equal",
         )
     return table

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 
+import psutil
 import pytest
 
 from bench.http_overhead import GRPC, Part, StreamRun, Turn, batches, make_rows, take_turn
@@ -13,7 +14,7 @@ from bench.prompts import DEMO_PROMPTS, Prompt
 
 
 def turn(wall_s: float, first_text_s: float, text: str = "a") -> Turn:
-    return Turn((StreamRun(first_text_s, wall_s, 100, text),), wall_s)
+    return Turn((StreamRun(first_text_s, wall_s, 100, text),), wall_s, gateway_cpu_s=wall_s / 100)
 
 
 def test_ratios_are_medians_over_pairs_not_quotients_of_medians() -> None:
@@ -24,10 +25,11 @@ def test_ratios_are_medians_over_pairs_not_quotients_of_medians() -> None:
     assert grpc.first_text_ms == 200
     assert (http.ratio_tokens_per_second, http.ratio_first_text) == (1, 1)
     assert (http.equal_texts, http.turns) == (2, 3)
+    assert grpc.gateway_cpu_ms_per_token == pytest.approx(130 / 300)
 
 
 def test_the_tokens_of_all_streams_count() -> None:
-    together = Turn((StreamRun(0.1, 2, 100, "a"), StreamRun(0.3, 4, 60, "b")), wall_s=4)
+    together = Turn((StreamRun(0.1, 2, 100, "a"), StreamRun(0.3, 4, 60, "b")), wall_s=4, gateway_cpu_s=0.1)
     assert together.tokens_per_second == 40
     assert together.first_text_s == pytest.approx(0.2)
 
@@ -43,7 +45,7 @@ async def test_a_turn_reads_every_stream_to_its_end() -> None:
         for part in (("", 0), (prompt.name, 0), ("!", 0), ("", max_tokens)):
             yield part
 
-    done = await take_turn(stream, DEMO_PROMPTS[:2], 7)
+    done = await take_turn(stream, DEMO_PROMPTS[:2], 7, psutil.Process())
     assert done.texts == tuple([f"{prompt.name}!" for prompt in DEMO_PROMPTS[:2]])
     assert [run.tokens for run in done.streams] == [7, 7]
     assert all(0 < run.first_text_s <= run.total_s <= done.wall_s for run in done.streams)

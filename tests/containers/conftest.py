@@ -40,9 +40,9 @@ def docker(figures: list[tuple[str, str]]) -> Iterator[Engine]:
         with engine() as running:
             figures.append(("engine", "private" if running.private else "as found"))
             yield running
+            figures.append(("all of it, to the last container gone", f"{time.monotonic() - started_s:.0f} s"))
     except NoEngine as reason:
         pytest.skip(str(reason))
-    figures.append(("whole run", f"{time.monotonic() - started_s:.0f} s"))
 
 
 @pytest.fixture(scope="session")
@@ -69,7 +69,8 @@ def images(docker: Engine, figures: list[tuple[str, str]]) -> Iterator[dict[str,
         figures.append((f"paceline-{service}, size", f"{size / 1e6:.0f} MB"))
         figures.append((f"paceline-{service}, build", f"{time.monotonic() - started_s:.0f} s"))
     yield built
-    docker.run("image", "rm", "--force", *built.values())
+    if not docker.private:
+        docker.run("image", "rm", "--force", *built.values())
 
 
 @pytest.fixture(scope="session")

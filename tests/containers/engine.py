@@ -106,7 +106,7 @@ def _private_engine(client: str) -> Iterator[Engine]:
     started = Engine(client, f"unix://{folder}/docker.sock", private=True)
     log_path = folder / "log"
     with log_path.open("wb") as log:
-        # A session of its own: the signal that ends it reaches the engine behind `unshare`.
+        # A process group of its own: the signal that ends it reaches the engine behind `unshare`.
         process = subprocess.Popen(_command(folder), stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0)
     try:
         deadline_s = time.monotonic() + _START_TIMEOUT_S
@@ -127,7 +127,8 @@ def _private_engine(client: str) -> Iterator[Engine]:
 def _command(folder: Path) -> list[str]:
     daemon = f"dockerd --host unix://{folder}/docker.sock --data-root {folder}/data --exec-root {folder}/exec"
     daemon += f" --pidfile {folder}/pid --storage-driver overlay2 --cgroup-parent /{folder.name}"
-    script = f"ip link set lo up; exec {daemon}"
+    # A /run of its own as well: the engine leaves sockets there.
+    script = f"mount -t tmpfs tmpfs /run && ip link set lo up && exec {daemon}"
     own = ["--net", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"]
     return ["unshare", *own, "sh", "-c", script]
 

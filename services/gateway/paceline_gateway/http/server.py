@@ -16,6 +16,8 @@ from paceline.runtime.settings import ServiceSettings
 from paceline.runtime.supervisor import OnError, Supervisor
 
 _BACKLOG = 2048
+_SEND_BUFFER_BYTES = 128 * 1024
+"""What the system takes of an answer whose client does not read; left alone it takes megabytes."""
 _KEEP_ALIVE_S = 75
 """Longer than the idle time of usual load balancers, which must be the first to close."""
 
@@ -85,11 +87,14 @@ class HttpServer:
             family, _, _, _, address = socket.getaddrinfo(
                 host.strip("[]"), self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
-            return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+            listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
         except OSError as error:
             raise ConfigurationError(
                 f"cannot listen on {host}:{self._port} for HTTP: {error}; is the port taken?", field="http_port"
             ) from error
+        # Connections inherit it.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        return listener
 
     async def stop(self) -> None:
         """Ends the server: no new request, running answers may take `stop_grace_s` more and are cancelled then."""

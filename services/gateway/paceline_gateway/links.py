@@ -31,6 +31,7 @@ from paceline.messages import Close, Failed, Hello, ModelInfo, Open, Opened
 from paceline.runtime.grpc_client import DEFAULT_MAX_MESSAGE_BYTES, ClientTls, open_channel
 from paceline.runtime.grpc_errors import error_from_rpc
 from paceline.runtime.outbox import Outbox
+from paceline.runtime.supervisor import end_if_cancelled
 from paceline_gateway.commands import LinkBack, LinkLost, ReplicaCommand, ReplicaEvent, Said, SessionPort
 from paceline_gateway.effects import Replica
 from paceline_gateway.fitness import Check
@@ -253,6 +254,7 @@ class Link:
             except Exception:
                 logger.exception("a link failed unexpectedly", extra={"replica": self.address})
                 trouble = "internal error; the gateway's log has the details"
+            end_if_cancelled()
             if self.up:
                 pause_s = _FIRST_PAUSE_S
             self._down(state, trouble)

@@ -116,6 +116,7 @@ class Supervisor:
             try:
                 return await run()
             except Exception:
+                end_if_cancelled()
                 if loop.time() - started_s >= self._steady_after_s:
                     restarts = 0
                 if on_error is OnError.LOG:
@@ -131,3 +132,16 @@ class Supervisor:
                     extra={"task": name, "supervisor": self.name, "restarts": restarts, "delay_s": delay_s},
                 )
                 await asyncio.sleep(delay_s)
+
+
+def end_if_cancelled() -> None:
+    """Ends the present task if it has been cancelled; for a loop that goes on after an exception.
+
+    Before Python 3.13 a cancellation is lost that comes while a task group inside ends because of an error of its own.
+
+    Raises:
+        asyncio.CancelledError: the task has been cancelled.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

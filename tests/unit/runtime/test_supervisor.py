@@ -120,3 +120,32 @@ async def test_end_of_a_child_is_told() -> None:
     await asyncio.sleep(0)
     assert error is not None
     assert ends == [error]
+
+
+async def test_a_restarted_child_ends_although_a_group_inside_it_loses_the_cancellation() -> None:
+    starts: list[int] = []
+    failing, may_end = asyncio.Event(), asyncio.Event()
+
+    async def slow_to_end() -> None:
+        try:
+            await forever()
+        finally:
+            failing.set()
+            await may_end.wait()
+
+    async def child() -> None:
+        starts.append(1)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(slow_to_end())
+            await asyncio.sleep(0)
+            raise ValueError("scripted")
+
+    async with Supervisor("test") as supervisor:
+        task = supervisor.spawn("child", child, on_error=OnError.RESTART)
+        await failing.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        may_end.set()
+        await asyncio.wait({task}, timeout=5)
+        assert task.cancelled()
+    assert len(starts) == 1

@@ -1,6 +1,7 @@
 """What the README shows is run as it stands, against a fleet like the one that it tells to start.
 
-So are the curl lines of docs/kubernetes.md, whose other commands tests/chart/test_docs.py runs.
+So are the examples of docs/http_api.md, and the curl lines of docs/kubernetes.md, whose other commands
+tests/chart/test_docs.py runs.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from tests.e2e.launcher import Launcher, Up
 from tests.fakes.tiny_models import SERVED, write_model
 
 ROOT = Path(__file__).parents[2]
-README, KUBERNETES = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/kubernetes.md"))
+README, HTTP_API, KUBERNETES = (
+    (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/http_api.md", "docs/kubernetes.md")
+)
 _PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _CURL = re.compile(r"^curl .*(?:\\\n.*)*$", re.MULTILINE)
 
-EXAMPLES = [[sys.executable, "-c", str(snippet)] for snippet in _PYTHON.findall(README)]
-EXAMPLES += [shlex.split(line, comments=True) for line in _CURL.findall(README + KUBERNETES)]
+EXAMPLES = [[sys.executable, "-c", str(snippet)] for snippet in _PYTHON.findall(README + HTTP_API)]
+EXAMPLES += [shlex.split(line, comments=True) for line in _CURL.findall(README + HTTP_API + KUBERNETES)]
 
 
 @pytest.fixture(scope="module")

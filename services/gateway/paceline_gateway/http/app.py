@@ -22,6 +22,7 @@ def make_app(front: Front) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
         middleware=[Middleware(RequestGate)],
         exception_handlers={
             PacelineError: on_paceline_error,

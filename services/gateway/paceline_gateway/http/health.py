@@ -16,6 +16,7 @@ from paceline_gateway.http.errors import ErrorBody
 from paceline_gateway.http.front import Front
 from paceline_gateway.http.responses import ResponseModel
 
+_METRICS_CONTENT = {kind: {"schema": {"type": "string"}} for kind in ("text/plain", "application/openmetrics-text")}
 _STORE_PATIENCE_S = 0.25
 """A probe does not wait for a store that is away."""
 
@@ -73,7 +74,7 @@ def health_routes(front: Front) -> APIRouter:
     @routes.get(
         "/metrics",
         response_class=Response,
-        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+        responses={200: {"content": _METRICS_CONTENT}},
     )
     async def metrics(request: Request) -> Response:
         """Metrics for Prometheus, in its text format or as OpenMetrics, whichever is accepted."""

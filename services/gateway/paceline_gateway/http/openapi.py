@@ -20,7 +20,7 @@ _REF = "#/components/schemas/{model}"
 _ERRORS = {
     400: "A field is wrong, unknown or not supported; `param` names it.",
     401: "No API key, or a wrong one.",
-    404: "The model is not served here.",
+    404: "No such model, or the session is somebody else's.",
     409: "A generation is running on this session.",
     413: "The body is too large.",
     429: "Too many generations are running; try again after Retry-After seconds.",
@@ -28,6 +28,17 @@ _ERRORS = {
     503: "No verifier is there, or the gateway is starting or draining; try again after Retry-After seconds.",
     504: "The generation took too long.",
 }
+_NEVER_SENT = ("HTTPValidationError", "ValidationError", "ChatPrompt", "TextPrompt", "TokenPrompt")
+"""Schemas that the generators add: the framework's own error, and what a prompt becomes."""
+_REQUEST_ID = {"type": "string", "pattern": "^[A-Za-z0-9_.:-]{1,128}$"}
+_REQUEST_ID_PARAMETER = {
+    "name": "X-Request-Id",
+    "in": "header",
+    "required": False,
+    "schema": _REQUEST_ID,
+    "description": "Name of the request, in logs and in the answer; one that does not fit is replaced.",
+}
+_REQUEST_ID_HEADER = {"schema": _REQUEST_ID, "description": "Name of the request."}
 _RETRY_AFTER = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds to wait."}}
 
 
@@ -37,7 +48,7 @@ def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     for status in statuses:
         described[status] = {"model": ErrorBody, "description": _ERRORS[status]}
         if status in (429, 503):
-            described[status]["headers"] = _RETRY_AFTER
+            described[status]["headers"] = dict(_RETRY_AFTER)
     return described
 
 
@@ -82,7 +93,18 @@ def _document(app: FastAPI) -> dict[str, Any]:
         ],
         ref_template=_REF,
     )
-    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    components = document.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
     for name, schema in definitions["$defs"].items():
         schemas.setdefault(name, schema)
+    for name in _NEVER_SENT:
+        schemas.pop(name, None)
+    components["parameters"] = {"RequestId": _REQUEST_ID_PARAMETER}
+    components["headers"] = {"RequestId": _REQUEST_ID_HEADER}
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)  # the framework's own; nothing here is answered by it
+            operation.setdefault("parameters", []).append({"$ref": "#/components/parameters/RequestId"})
+            for response in operation["responses"].values():
+                response.setdefault("headers", {})["X-Request-Id"] = {"$ref": "#/components/headers/RequestId"}
     return document

@@ -393,7 +393,9 @@ async def test_a_running_session_is_busy(tmp_path: Path) -> None:
 async def test_without_a_verifier(tmp_path: Path) -> None:
     settings = {"verifier_wait_ms": 10}
     async with http_fleet(tmp_path, LAW, settings=settings) as (fleet, http):
-        assert (await http.get("/ready")).json() == {"status": "ready"}
+        ready = await http.get("/ready")
+        assert ready.json() == {"status": "ready"}
+        assert "connection" not in ready.headers
         assert (await http.get("/health")).json()["status"] == "ok"
         await fleet.verifiers[0].kill()
         await until(lambda: not fleet.verifier_pool.snapshot.ready)
@@ -430,7 +432,10 @@ async def test_while_draining(tmp_path: Path) -> None:
             await until(lambda: fleet.gateway.sessions.draining)
             assert error_of(await http.get("/ready"))[0] == 503
             assert (await http.get("/health")).json()["state"] == "draining"
-            assert error_of(await post(http, COMPLETIONS, {"prompt": PROMPT}))[0] == 503
+            refused = await post(http, COMPLETIONS, {"prompt": PROMPT})
+            assert error_of(refused)[0] == 503
+            # The next request shall find another gateway.
+            assert refused.headers["connection"] == "close"
             assert not draining.done()
             pace.open()
         assert running.result().status_code == 200

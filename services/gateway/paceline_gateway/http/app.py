@@ -23,7 +23,7 @@ def make_app(front: Front) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
-        middleware=[Middleware(RequestGate)],
+        middleware=[Middleware(RequestGate, draining=lambda: front.sessions.draining)],
         exception_handlers={
             PacelineError: on_paceline_error,
             ClientLeft: on_client_left,

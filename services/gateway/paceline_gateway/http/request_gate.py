@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -13,6 +14,7 @@ from paceline_gateway.http.errors import internal_error_response
 logger = logging.getLogger(__name__)
 
 _HEADER = REQUEST_ID_HEADER.encode()
+_CLOSE = (b"connection", b"close")
 
 
 class RequestGate:
@@ -20,10 +22,13 @@ class RequestGate:
 
     Args:
         app: what is behind it.
+        draining: whether clients shall go elsewhere: their connections end with the answer, so that the next request
+            finds another gateway.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, draining: Callable[[], bool]) -> None:
         self._app = app
+        self._draining = draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Names the request and passes it on."""
@@ -40,7 +45,8 @@ class RequestGate:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message.get("headers", ()), (_HEADER, request_id.encode())]
+                more = [(_HEADER, request_id.encode())] + ([_CLOSE] if self._draining() else [])
+                message["headers"] = [*message.get("headers", ()), *more]
             await send(message)
 
         try:

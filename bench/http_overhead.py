@@ -26,6 +26,7 @@ import httpx
 import openai
 import psutil
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from bench.compare import Configuration, request_for
@@ -45,6 +46,7 @@ from paceline.model_source import default_name
 GRPC = "grpc"
 _BUSY_LOAD = 0.7
 _WARM_UP_TOKENS = 16
+_TABLE_WIDTH = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +355,7 @@ def main() -> int:
     except PacelineError as error:
         print_error(error)
         return exit_code(error)
-    console.print(table_of(results))
+    Console(width=max(console.width, _TABLE_WIDTH)).print(table_of(results))
     if not arguments.quick:
         console.print(f"written to {write_report('http_overhead', results)}")
     return 0

@@ -120,7 +120,7 @@ async def test_an_impossible_alternative_is_a_finite_number(tmp_path: Path) -> N
 async def test_include_usage_and_its_absence(tmp_path: Path) -> None:
     async with http_fleet(tmp_path, LAW) as (_, http):
         for endpoint in ENDPOINTS:
-            body = asking(endpoint, "abc", max_tokens=6)
+            body = asking(endpoint, "abc", max_tokens=6, ignore_eos=True)
             with_usage = await events_of(http, endpoint, **body, **USAGE)
             assert with_usage[-1]["choices"] == []
             assert with_usage[-1]["usage"] == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}

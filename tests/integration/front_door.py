@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import grpc.aio
 import httpx
+import psutil
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from paceline.client import AsyncClient
@@ -258,18 +259,13 @@ class FrontDoor:
         assert {name: scrape.sum(name) for name in IDLE_GAUGES} == dict.fromkeys(IDLE_GAUGES, 0.0)
 
     def connect(self, *, receive_bytes: int | None = None) -> Raw:
-        """A bare connection to the HTTP server.
+        """A bare connection to the HTTP server, see `connect`."""
+        return connect(self.fleet.gateway.addresses["http"], receive_bytes=receive_bytes)
 
-        Args:
-            receive_bytes: what the system buffers for a client that does not read; None for the usual.
-        """
-        host, _, port = self.fleet.gateway.addresses["http"].rpartition(":")
-        connection = socket.socket()
-        if receive_bytes is not None:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        connection.connect((host, int(port)))
-        connection.setblocking(False)
-        return Raw(connection)
+    @property
+    def num_connections(self) -> int:
+        """Connections that the HTTP server holds open, the one for `http` included."""
+        return num_connections(self.fleet.gateway.addresses["http"])
 
 
 class Raw:
@@ -301,6 +297,29 @@ class Raw:
             while piece := await self.read():
                 content += piece
         return bytes(content)
+
+
+def connect(address: str, *, receive_bytes: int | None = None) -> Raw:
+    """A bare connection to a server.
+
+    Args:
+        address: host:port.
+        receive_bytes: what the system buffers for a client that does not read; None for the usual.
+    """
+    host, _, port = address.rpartition(":")
+    connection = socket.socket()
+    if receive_bytes is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    connection.connect((host, int(port)))
+    connection.setblocking(False)
+    return Raw(connection)
+
+
+def num_connections(address: str) -> int:
+    """Connections that a server of this process holds open."""
+    port = int(address.rpartition(":")[2])
+    connections = psutil.Process().net_connections(kind="tcp")
+    return sum(one.status != psutil.CONN_LISTEN and one.laddr.port == port for one in connections)
 
 
 def post_bytes(endpoint: str, content: bytes, *headers: str) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -13,7 +13,9 @@ from starlette.requests import ClientDisconnect, Request
 
 from paceline.errors import InvalidArgument, PayloadTooLarge
 from paceline.text.validation import DEFAULT_LIMITS
+from paceline_gateway.http.connection import break_off
 from paceline_gateway.http.errors import ClientLeft
+from paceline_gateway.http.front import FrontLimits
 from paceline_gateway.http.misfit import body_misfit
 from paceline_gateway.http.request_fields import GenerationFields, StreamOptions
 from paceline_gateway.http.requests import Message
@@ -25,21 +27,21 @@ _INLINE_BYTES = 64 * 1024
 RequestT = TypeVar("RequestT", bound=GenerationFields)
 
 
-async def read_request(request: Request, model: type[RequestT], max_bytes: int) -> RequestT:
+async def read_request(request: Request, model: type[RequestT], limits: FrontLimits) -> RequestT:
     """Reads and checks a request's body.
 
     Args:
         request: its body not read yet.
         model: what it must be.
-        max_bytes: largest body.
+        limits: its largest size, and how long no part of it may come.
 
     Raises:
         PayloadTooLarge: it is larger.
         InvalidArgument: it is no such request; names the field.
-        ClientLeft: the client left while it was sending.
+        ClientLeft: the client left while it was sending, or stopped sending and was cut off.
     """
     _check_type(request)
-    content = await _read(request, max_bytes)
+    content = await _read(request, limits)
     if len(content) <= _INLINE_BYTES:
         return parse(content, model)
     return await asyncio.to_thread(_parse_large, content, model)
@@ -52,19 +54,27 @@ def _check_type(request: Request) -> None:
         raise InvalidArgument(f"the body is {kind or 'of no type'}; send Content-Type: application/json")
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
-    stated = request.headers.get("content-length", "")
+async def _read(request: Request, limits: FrontLimits) -> bytes:
+    stated, max_bytes = request.headers.get("content-length", ""), limits.max_body_bytes
     if stated.isdecimal() and int(stated[:19]) > max_bytes:
         raise _too_large(max_bytes)
-    content = bytearray()
+    content, parts = bytearray(), request.stream()
     try:
-        async for part in request.stream():
+        while (part := await _next(parts, limits.stall_s)) is not None:
             content += part
             if len(content) > max_bytes:
                 raise _too_large(max_bytes)
     except ClientDisconnect:
         raise ClientLeft from None
+    except TimeoutError:
+        break_off(request.scope)
+        raise ClientLeft from None
     return bytes(content)
+
+
+async def _next(parts: AsyncIterator[bytes], stall_s: float) -> bytes | None:
+    async with asyncio.timeout(stall_s):
+        return await anext(parts, None)
 
 
 def _too_large(max_bytes: int) -> PayloadTooLarge:

@@ -21,7 +21,7 @@ class FrontLimits:
     Attributes:
         max_body_bytes: largest body.
         max_choices: most completions: prompts times `n`.
-        stall_s: a client that takes nothing for so long is cut off, in seconds.
+        stall_s: a client that takes nothing, or stops in its body, for so long is cut off, in seconds.
     """
 
     max_body_bytes: int

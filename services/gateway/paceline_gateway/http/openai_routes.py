@@ -58,7 +58,7 @@ def _add_chat(routes: APIRouter, front: Front) -> None:
     async def create_chat_completion(request: Request) -> Response:
         """Answers a conversation."""
         door = front.door()
-        fields = await read_request(request, ChatCompletionRequest, front.limits.max_body_bytes)
+        fields = await read_request(request, ChatCompletionRequest, front.limits)
         ask = chat_ask(fields)
         wishes = wishes_of(fields, logprobs=bool(fields.logprobs))
         head = head_of(request.state.request_id, "chatcmpl", door.models()[0].model)
@@ -78,7 +78,7 @@ def _add_completions(routes: APIRouter, front: Front) -> None:
     async def create_completion(request: Request) -> Response:
         """Continues one or several prompts."""
         door = front.door()
-        fields = await read_request(request, CompletionRequest, front.limits.max_body_bytes)
+        fields = await read_request(request, CompletionRequest, front.limits)
         ask = completion_ask(fields)
         wishes = wishes_of(fields, logprobs=fields.logprobs is not None)
         head = head_of(request.state.request_id, "cmpl", door.models()[0].model)

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from paceline.errors import ConfigurationError
 from paceline.runtime.settings import ServiceSettings
 from paceline.runtime.supervisor import OnError, Supervisor
+from paceline_gateway.http.connection import Connection
 
 _BACKLOG = 2048
 _SEND_BUFFER_BYTES = 128 * 1024
@@ -30,16 +31,25 @@ class HttpServer:
         port: to listen on; 0 takes a free one.
         app: what it serves.
         stop_grace_s: at the end, how long running answers may take to end, in seconds.
+        keep_alive_s: how long a connection may be without a request, in seconds.
     """
 
-    def __init__(self, settings: ServiceSettings, port: int, app: ASGIApp, *, stop_grace_s: float) -> None:
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        port: int,
+        app: ASGIApp,
+        *,
+        stop_grace_s: float,
+        keep_alive_s: int = _KEEP_ALIVE_S,
+    ) -> None:
         self._settings = settings
         self._port = port
         self._stop_grace_s = stop_grace_s
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=Connection,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -47,7 +57,7 @@ class HttpServer:
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_keep_alive=keep_alive_s,
                 timeout_graceful_shutdown=max(1, round(stop_grace_s)),
                 ssl_certfile=settings.tls_cert_file,
                 ssl_keyfile=settings.tls_key_file,

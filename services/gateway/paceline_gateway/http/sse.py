@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.errors import PacelineError
+from paceline_gateway.http.connection import break_off
 from paceline_gateway.http.errors import ClientLeft, error_body
 from paceline_gateway.http.leaving import unless_left
 from paceline_gateway.http.responses import ResponseModel
@@ -63,7 +64,7 @@ class EventStream(Response):
         self._produce = produce
         self._stall_s = stall_s
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the events."""
         lock, started = asyncio.Lock(), False
 
@@ -86,7 +87,7 @@ class EventStream(Response):
             await unless_left(receive, produce())
             ending = DONE
         except ClientLeft:
-            logger.info("a client has left or reads nothing")
+            await _left(scope, receive)
             return
         except Exception as error:
             if not started:
@@ -94,4 +95,15 @@ class EventStream(Response):
             if not isinstance(error, PacelineError):
                 logger.exception("unexpected error")
             ending = _error_event(error)
-        await send({"type": "http.response.body", "body": ending, "more_body": False})
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await send({"type": "http.response.body", "body": ending, "more_body": False})
+        except TimeoutError:
+            await _left(scope, receive)
+
+
+async def _left(scope: Scope, receive: Receive) -> None:
+    """Ends the connection of a client that has left, or that is there and does not read."""
+    logger.info("a client has left or reads nothing")
+    break_off(scope)
+    await receive()  # the server has seen it

@@ -44,8 +44,15 @@ def record(**changes: object) -> SessionRecord:
     return replace(RECORD, **changes)  # type: ignore[arg-type]
 
 
-def append(*tokens: int, at: int, epoch: int = 3, session: str = "chat.1", positions: Positions = POSITIONS) -> Append:
-    return Append(session, epoch, at, tokens, positions)
+def append(
+    *tokens: int,
+    at: int,
+    epoch: int = 3,
+    owner: str = RECORD.owner,
+    session: str = "chat.1",
+    positions: Positions = POSITIONS,
+) -> Append:
+    return Append(session, epoch, owner, at, tokens, positions)
 
 
 @dataclass(slots=True)

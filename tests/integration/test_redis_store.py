@@ -37,8 +37,8 @@ async def test_every_write_extends_both_keys(redis_store: RedisStore, server: Se
         lambda: redis_store.append(append(21, at=3)),
         lambda: redis_store.append(append(21, at=3)),
         lambda: redis_store.put(record(tokens=(*RECORD.tokens, 21))),
-        lambda: redis_store.finish("chat.1", 3, SessionState.FINISHED, "stop"),
-        lambda: redis_store.finish("chat.1", 3, SessionState.FINISHED, "stop"),
+        lambda: redis_store.finish("chat.1", 3, RECORD.owner, SessionState.FINISHED, "stop"),
+        lambda: redis_store.finish("chat.1", 3, RECORD.owner, SessionState.FINISHED, "stop"),
         lambda: redis_store.touch(["chat.1"]),
     ]
     with server.client() as client:

@@ -58,7 +58,7 @@ async def test_the_name_of_a_running_session_is_taken(store: SessionStore, epoch
 async def test_an_ended_record_is_replaced_under_a_newer_epoch(store: SessionStore, state: SessionState) -> None:
     await store.create(RECORD)
     await store.append(append(21, 22, at=3))
-    await store.finish("chat.1", 3, state, "whatever")
+    await store.finish("chat.1", 3, RECORD.owner, state, "whatever")
     for epoch in (1, 3):
         with pytest.raises(SessionBusy):
             await store.create(record(epoch=epoch, tokens=(5,)))
@@ -66,8 +66,8 @@ async def test_an_ended_record_is_replaced_under_a_newer_epoch(store: SessionSto
     await store.create(new)
     assert await store.get("chat.1") == new
     assert await store.append(append(23, at=5)) is FENCED
-    assert await store.finish("chat.1", 3, SessionState.FAILED, "late") is FENCED
-    assert await store.append(append(7, at=2, epoch=4)) is APPLIED
+    assert await store.finish("chat.1", 3, RECORD.owner, SessionState.FAILED, "late") is FENCED
+    assert await store.append(append(7, at=2, epoch=4, owner="gateway-2")) is APPLIED
     assert await tokens_of(store) == (5, 6, 7)
 
 
@@ -97,7 +97,7 @@ async def test_of_many_that_replace_a_record_one_wins(store: SessionStore) -> No
         except SessionBusy:
             return None
         # Even one that has ended at once is not replaced by the others, which have seen the record before it.
-        await store.finish("chat.1", 4, SessionState.FINISHED, "stop")
+        await store.finish("chat.1", 4, owner, SessionState.FINISHED, "stop")
         return owner
 
     winners = await asyncio.gather(*[replace_by(f"gateway-{index}") for index in range(10)])
@@ -159,8 +159,8 @@ async def test_two_writers_the_newer_epoch_wins(store: SessionStore) -> None:
     assert await store.append(append(22, at=4)) is FENCED
     assert await store.append(append(21, at=3)) is FENCED
     assert await store.put(record(tokens=(*PROMPT, 66))) is FENCED
-    assert await store.finish("chat.1", 3, SessionState.FAILED, "stopped") is FENCED
-    assert await store.append(append(31, at=4, epoch=4)) is APPLIED
+    assert await store.finish("chat.1", 3, RECORD.owner, SessionState.FAILED, "stopped") is FENCED
+    assert await store.append(append(31, at=4, epoch=4, owner="gateway-2")) is APPLIED
     found = await store.get("chat.1")
     assert found == record(epoch=4, owner="gateway-2", tokens=(*PROMPT, 21, 31))
 
@@ -176,7 +176,7 @@ async def test_epochs_of_sixty_three_bits_are_told_apart(store: SessionStore) ->
 
 async def test_a_lost_record_is_missing_until_its_owner_puts_it(store: SessionStore) -> None:
     assert await store.append(append(21, at=3)) is MISSING
-    assert await store.finish("chat.1", 3, SessionState.FINISHED, "stop") is MISSING
+    assert await store.finish("chat.1", 3, RECORD.owner, SessionState.FINISHED, "stop") is MISSING
     whole = record(tokens=(*PROMPT, 21))
     assert await store.put(whole) is APPLIED
     assert await store.get("chat.1") == whole
@@ -196,8 +196,31 @@ async def test_an_older_record_than_the_owner_is_missing(store: SessionStore) ->
     """For instance a server that came back with an old copy of its data."""
     await store.create(RECORD)
     assert await store.append(append(21, at=3, epoch=4)) is MISSING
-    assert await store.finish("chat.1", 4, SessionState.FINISHED, "stop") is MISSING
+    assert await store.finish("chat.1", 4, RECORD.owner, SessionState.FINISHED, "stop") is MISSING
     assert await store.get("chat.1") == RECORD
+
+
+async def test_one_epoch_has_one_owner(store: SessionStore) -> None:
+    """The server has lost the record of a generation that runs, and somebody has taken its name since."""
+    taken = record(owner="gateway-2")
+    await store.create(taken)
+    # Even where what is written would fit.
+    assert await store.append(append(21, at=3)) is FENCED
+    assert await store.append(append(at=3, positions=OTHER)) is FENCED
+    assert await store.put(record(tokens=(*PROMPT, 21))) is FENCED
+    assert await store.finish("chat.1", 3, RECORD.owner, SessionState.FAILED, "late") is FENCED
+    assert await store.get("chat.1") == taken
+    assert await store.append(append(31, at=3, owner="gateway-2")) is APPLIED
+    assert await store.put(record(owner="gateway-2", tokens=(*PROMPT, 31))) is APPLIED
+    assert await store.finish("chat.1", 3, "gateway-2", SessionState.FINISHED, "stop") is APPLIED
+
+
+@pytest.mark.parametrize("epoch", [1, 3])
+async def test_a_lost_record_is_not_put_over_another_tenants(store: SessionStore, epoch: int) -> None:
+    taken = record(epoch=epoch, tenant="other")
+    await store.create(taken)
+    assert await store.put(RECORD) is FENCED
+    assert await store.get("chat.1") == taken
 
 
 async def test_put_replaces_everything(store: SessionStore) -> None:
@@ -209,8 +232,8 @@ async def test_put_replaces_everything(store: SessionStore) -> None:
 
 async def test_finish_keeps_the_record_readable(store: SessionStore) -> None:
     await store.create(RECORD)
-    assert await store.finish("chat.1", 3, SessionState.FINISHED, "length") is APPLIED
-    assert await store.finish("chat.1", 3, SessionState.FINISHED, "length") is ALREADY_APPLIED
+    assert await store.finish("chat.1", 3, RECORD.owner, SessionState.FINISHED, "length") is APPLIED
+    assert await store.finish("chat.1", 3, RECORD.owner, SessionState.FINISHED, "length") is ALREADY_APPLIED
     assert await store.get("chat.1") == record(state=SessionState.FINISHED, finish_reason="length")
 
 
@@ -233,7 +256,7 @@ async def test_many_sessions_at_once_do_not_mix(store: SessionStore) -> None:
             assert await store.append(call) is APPLIED
             if step % 3 == 0:
                 assert await store.append(call) is ALREADY_APPLIED
-        assert await store.finish(name, 3, SessionState.FINISHED, "stop") is APPLIED
+        assert await store.finish(name, 3, RECORD.owner, SessionState.FINISHED, "stop") is APPLIED
 
     await asyncio.gather(*[generate(index, name) for index, name in enumerate(names)])
     for index, name in enumerate(names):
@@ -251,7 +274,7 @@ async def test_racing_owners_leave_one_truth(store: SessionStore) -> None:
     async def take_over(epoch: int) -> AppendOutcome:
         outcome = await store.put(record(epoch=epoch, owner=f"gateway-{epoch}"))
         if outcome is APPLIED:
-            outcome = await store.append(append(epoch, at=3, epoch=epoch))
+            outcome = await store.append(append(epoch, at=3, epoch=epoch, owner=f"gateway-{epoch}"))
         return outcome
 
     outcomes = dict(zip(epochs, await asyncio.gather(*[take_over(epoch) for epoch in epochs]), strict=True))

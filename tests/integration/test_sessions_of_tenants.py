@@ -17,7 +17,7 @@ from paceline.client import AsyncClient
 from paceline.errors import ModelError, NotFound, SessionBusy
 from paceline.session.memory_store import MemoryStore
 from paceline.session.redis_store import RedisStore
-from paceline.session.store import SessionState, SessionStore
+from paceline.session.store import AppendOutcome, SessionState, SessionStore
 from tests.fakes.toy_runner import hash_law, poisoned_law
 from tests.integration.fleet import VOCAB, Fleet, Run, generate, perfect_method, plain_tokens
 from tests.integration.paced import request_of, streaming
@@ -183,10 +183,12 @@ async def test_of_two_gateways_that_race_for_a_session_one_wins(
 
 
 async def left_running(store: SessionStore, owner: str | None = None) -> None:
-    """Makes the record say that its generation still runs."""
+    """Makes the record say that its generation still runs, or that another owner's does which came after it."""
     record = await store.get("s")
     assert record is not None
-    await store.put(replace(record, state=SessionState.RUNNING, owner=owner or record.owner, finish_reason=""))
+    running = replace(record, state=SessionState.RUNNING, finish_reason="")
+    later = running if owner is None else replace(running, owner=owner, epoch=record.epoch + 1)
+    assert await store.put(later) is AppendOutcome.APPLIED
 
 
 async def test_the_session_of_a_dead_gateway_is_busy_until_its_record_expires(tmp_path: Path) -> None:

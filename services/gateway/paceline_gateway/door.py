@@ -198,7 +198,9 @@ class Door:
             if record.owner != self._services.owner:
                 raise busy_session(session, self._services.limits.record_expiry_s)
             # Written by this process, which runs nothing of that name: its end could not be recorded.
-            await self._services.store.finish(session, record.epoch, SessionState.FAILED, Unavailable.code)
+            await self._services.store.finish(
+                session, record.epoch, record.owner, SessionState.FAILED, Unavailable.code
+            )
         return record.epoch + 1
 
     def _plan(self, prepared: PreparedRequest, caller: Caller, epoch: int) -> GenerationPlan:

@@ -32,7 +32,7 @@ class CreateRecord:
 
 @dataclass(frozen=True, slots=True)
 class PutRecord:
-    """Write the whole record, whatever was there."""
+    """Write the whole record over what is left of it, or over an older one."""
 
     record: SessionRecord
 
@@ -43,6 +43,7 @@ class FinishRecord:
 
     session: str
     epoch: int
+    owner: str
     state: SessionState
     reason: str
 
@@ -168,9 +169,9 @@ class Journal:
             return CreateRecord(record)
         if self._stored_len < len(self._log):
             missing = self._log.slice(self._stored_len, len(self._log))
-            return Append(record.session, record.epoch, self._stored_len, missing, self._positions())
+            return Append(record.session, record.epoch, record.owner, self._stored_len, missing, self._positions())
         if self._ended is not None:
-            return FinishRecord(record.session, record.epoch, *self._ended)
+            return FinishRecord(record.session, record.epoch, record.owner, *self._ended)
         if now >= self._written_at + self._touch_every_s:
             return TouchRecord(record.session)
         return None
@@ -179,7 +180,7 @@ class Journal:
         """The store has answered the write that was on its way.
 
         Raises:
-            Fenced: a newer epoch owns the session.
+            Fenced: somebody else owns the session.
         """
         write, self._in_flight = self._in_flight, None
         self._retry_s = _FIRST_RETRY_S

@@ -46,7 +46,7 @@ class StoreWriter:
                 case PutRecord():
                     return await self._store.put(write.record)
                 case FinishRecord():
-                    return await self._store.finish(write.session, write.epoch, write.state, write.reason)
+                    return await self._store.finish(write.session, write.epoch, write.owner, write.state, write.reason)
                 case _:
                     await self._store.touch([write.session])
         except PacelineError as error:

@@ -57,15 +57,17 @@ class MemoryStore:
     async def put(self, record: SessionRecord) -> AppendOutcome:
         """See `SessionStore.put`."""
         before = self._live(record.session)
-        if before is not None and before.epoch > record.epoch:
-            return AppendOutcome.FENCED
+        if before is not None:
+            mine = before.tenant == record.tenant and (before.epoch < record.epoch or before.owner == record.owner)
+            if not mine or before.epoch > record.epoch:
+                return AppendOutcome.FENCED
         self._write(record)
         return AppendOutcome.APPLIED
 
     async def append(self, append: Append) -> AppendOutcome:
         """See `SessionStore.append`."""
         record = self._live(append.session)
-        refusal = _refusal(record, append.epoch)
+        refusal = _refusal(record, append.epoch, append.owner)
         if record is None or refusal is not None:
             return refusal or AppendOutcome.MISSING
         have, start, stop = record.committed_len, append.from_len, append.from_len + len(append.tokens)
@@ -80,10 +82,12 @@ class MemoryStore:
         )
         return AppendOutcome.APPLIED
 
-    async def finish(self, session: str, epoch: int, state: SessionState, finish_reason: str) -> AppendOutcome:
+    async def finish(
+        self, session: str, epoch: int, owner: str, state: SessionState, finish_reason: str
+    ) -> AppendOutcome:
         """See `SessionStore.finish`."""
         record = self._live(session)
-        refusal = _refusal(record, epoch)
+        refusal = _refusal(record, epoch, owner)
         if record is None or refusal is not None:
             return refusal or AppendOutcome.MISSING
         self._write(replace(record, state=state, finish_reason=finish_reason))
@@ -124,7 +128,7 @@ class MemoryStore:
         return entry.record if entry else None
 
 
-def _refusal(record: SessionRecord | None, epoch: int) -> AppendOutcome | None:
+def _refusal(record: SessionRecord | None, epoch: int, owner: str) -> AppendOutcome | None:
     if record is None or record.epoch < epoch:
         return AppendOutcome.MISSING
-    return AppendOutcome.FENCED if record.epoch > epoch else None
+    return AppendOutcome.FENCED if record.epoch > epoch or record.owner != owner else None

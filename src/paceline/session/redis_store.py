@@ -99,7 +99,9 @@ class RedisStore:
         fields = _flat(record_fields(record))
         packed = pack_tokens(record.tokens)
         return AppendOutcome(
-            await self._call("put", record.session, record.epoch, packed, self._expiry_ms, *fields),
+            await self._call(
+                "put", record.session, record.epoch, record.owner, record.tenant, packed, self._expiry_ms, *fields
+            ),
         )
 
     async def append(self, append: Append) -> AppendOutcome:
@@ -107,13 +109,24 @@ class RedisStore:
         fields = _flat(position_fields(append.positions))
         packed = pack_tokens(append.tokens)
         return AppendOutcome(
-            await self._call("append", append.session, append.epoch, append.from_len, packed, self._expiry_ms, *fields),
+            await self._call(
+                "append",
+                append.session,
+                append.epoch,
+                append.owner,
+                append.from_len,
+                packed,
+                self._expiry_ms,
+                *fields,
+            ),
         )
 
-    async def finish(self, session: str, epoch: int, state: SessionState, finish_reason: str) -> AppendOutcome:
+    async def finish(
+        self, session: str, epoch: int, owner: str, state: SessionState, finish_reason: str
+    ) -> AppendOutcome:
         """See `SessionStore.finish`."""
         return AppendOutcome(
-            await self._call("finish", session, epoch, state.value, finish_reason, self._expiry_ms),
+            await self._call("finish", session, epoch, owner, state.value, finish_reason, self._expiry_ms),
         )
 
     async def touch(self, sessions: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """The record of a session: who owns it, which tokens are final and how many key/value rows its replicas hold.
 
-The record describes key/value rows; it never stores them. Every write names the epoch of the writer, so that an owner
-that was replaced can change nothing.
+The record describes key/value rows; it never stores them. Every write names the writer and its epoch, so that an
+owner that was replaced can change nothing, nor one whose record was lost and whose name somebody has taken since.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class AppendOutcome(Enum):
     ALREADY_APPLIED = "already_applied"
     """The same epoch has written the same tail before: a retried call."""
     FENCED = "fenced"
-    """A newer epoch owns the session."""
+    """Somebody else owns the session: under a newer epoch, or under the same one after the writer's record was lost."""
     MISSING = "missing"
     """There is no such record, or it is not what the writer thinks: shorter, different, or of an older epoch. The live
     owner writes the whole record with `put`."""
@@ -88,10 +88,20 @@ class AppendOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Tokens that became final in a session: positions [from_len, from_len + len(tokens))."""
+    """Tokens that became final in a session: positions [from_len, from_len + len(tokens)).
+
+    Attributes:
+        session: its name.
+        epoch: the writer's.
+        owner: the writer.
+        from_len: committed length before them.
+        tokens: the tokens.
+        positions: where the session stands now.
+    """
 
     session: str
     epoch: int
+    owner: str
     from_len: int
     tokens: tuple[int, ...]
     positions: Positions
@@ -130,17 +140,24 @@ class SessionStore(Protocol):
         """
 
     async def put(self, record: SessionRecord) -> AppendOutcome:
-        """Writes the whole record of a live owner: APPLIED, or FENCED when a newer epoch owns it."""
+        """Writes the whole record of a live owner, over an older epoch's or its own.
+
+        Returns:
+            APPLIED, or FENCED when the name is another tenant's, or somebody else owns it under this epoch or a newer
+            one.
+        """
 
     async def append(self, append: Append) -> AppendOutcome:
-        """Appends tokens and sets positions, atomically, if epoch and length agree; extends the record's expiry.
+        """Appends tokens and sets positions, atomically, if writer and length agree; extends the record's expiry.
 
         Tokens at the front of the call that the record holds already are not appended twice: after a silence of the
         store its owner sends everything since the last acknowledgement.
         """
 
-    async def finish(self, session: str, epoch: int, state: SessionState, finish_reason: str) -> AppendOutcome:
-        """Ends the generation; the record stays readable until it expires."""
+    async def finish(
+        self, session: str, epoch: int, owner: str, state: SessionState, finish_reason: str
+    ) -> AppendOutcome:
+        """Ends the generation of this epoch and owner; the record stays readable until it expires."""
 
     async def touch(self, sessions: Sequence[str]) -> None:
         """Extends the expiry of sessions that made no progress."""

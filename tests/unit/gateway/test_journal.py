@@ -38,7 +38,7 @@ def test_a_commit_is_released_when_the_record_holds_it() -> None:
     setup = Setup().created()
     journal = setup.journal
     setup.commit(3, 4)
-    assert journal.next_write(0.0) == Append("s", 1, 2, (3, 4), Positions("v"))
+    assert journal.next_write(0.0) == Append("s", 1, "gw", 2, (3, 4), Positions("v"))
     assert setup.released() == []
     journal.answered(APPLIED, 0.01)
     assert setup.released() == [((3, 4), True)]
@@ -54,7 +54,7 @@ def test_one_write_at_a_time_takes_all_that_has_gathered() -> None:
     assert journal.next_write(0.01) is None
     journal.answered(APPLIED, 0.02)
     assert setup.released() == [((3,), True)]
-    assert journal.next_write(0.02) == Append("s", 1, 3, (4, 5), Positions("v"))
+    assert journal.next_write(0.02) == Append("s", 1, "gw", 3, (4, 5), Positions("v"))
     journal.answered(AppendOutcome.ALREADY_APPLIED, 0.03)
     assert setup.released() == [((4,), True), ((5,), True)]
 
@@ -74,11 +74,11 @@ def test_a_silent_store_does_not_stop_the_stream_and_gets_the_suffix_later() -> 
     assert setup.released() == [((4,), False), ((5,), False)]
     journal.answered(APPLIED, 3.0)
     assert journal.silent
-    assert journal.next_write(3.0) == Append("s", 1, 3, (4, 5), Positions("v"))
+    assert journal.next_write(3.0) == Append("s", 1, "gw", 3, (4, 5), Positions("v"))
     setup.commit(6)
     assert setup.released() == [((6,), False)]
     journal.answered(APPLIED, 3.01)
-    assert journal.next_write(3.01) == Append("s", 1, 5, (6,), Positions("v"))
+    assert journal.next_write(3.01) == Append("s", 1, "gw", 5, (6,), Positions("v"))
     journal.answered(APPLIED, 3.02)
     assert not journal.silent
     setup.commit(7)
@@ -94,7 +94,7 @@ def test_a_failed_write_is_repeated_after_a_growing_pause() -> None:
     assert setup.released() == [((3,), False)]
     assert journal.next_write(0.05) is None
     assert journal.deadline == pytest.approx(0.1)
-    assert journal.next_write(0.1) == Append("s", 1, 2, (3,), Positions("v"))
+    assert journal.next_write(0.1) == Append("s", 1, "gw", 2, (3,), Positions("v"))
     journal.failed(0.1)
     assert journal.deadline == pytest.approx(0.3)
 
@@ -134,7 +134,7 @@ def test_the_end_is_written_after_the_last_token(outcome: AppendOutcome) -> None
     journal.end(SessionState.FINISHED, "stop")
     assert isinstance(journal.next_write(0.0), Append)
     journal.answered(outcome, 0.0)
-    assert journal.next_write(0.0) == FinishRecord("s", 1, SessionState.FINISHED, "stop")
+    assert journal.next_write(0.0) == FinishRecord("s", 1, "gw", SessionState.FINISHED, "stop")
     assert not journal.settled
     journal.answered(outcome, 0.0)
     assert journal.settled

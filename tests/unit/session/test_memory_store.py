@@ -25,9 +25,9 @@ class Clock:
 
 
 WRITES: dict[str, Callable[[SessionStore], Awaitable[object]]] = {
-    "append": lambda store: store.append(Append("a", 1, 1, (6,), Positions())),
+    "append": lambda store: store.append(Append("a", 1, "gateway", 1, (6,), Positions())),
     "put": lambda store: store.put(record("a")),
-    "finish": lambda store: store.finish("a", 1, SessionState.FINISHED, "stop"),
+    "finish": lambda store: store.finish("a", 1, "gateway", SessionState.FINISHED, "stop"),
     "touch": lambda store: store.touch(["a", "nobody"]),
 }
 
@@ -45,7 +45,7 @@ async def test_records_expire_and_every_write_extends_them(write: str) -> None:
     assert await store.get("a") is not None
     clock.now = 19.0
     assert await store.get("a") is None
-    assert await store.append(Append("a", 1, 1, (6,), Positions())) is AppendOutcome.MISSING
+    assert await store.append(Append("a", 1, "gateway", 1, (6,), Positions())) is AppendOutcome.MISSING
     await store.create(record("a"))
 
 

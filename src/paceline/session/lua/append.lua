@@ -1,12 +1,12 @@
--- Tokens that became final. ARGV: epoch, from_len, tokens, expiry in ms, field, value, ... (positions)
-local epoch, refusal = owned(ARGV[1])
-if not epoch then
-  return refusal
+-- Tokens that became final. ARGV: epoch, owner, from_len, tokens, expiry in ms, field, value, ... (positions)
+local refused = refusal(ARGV[1], ARGV[2])
+if refused then
+  return refused
 end
 
 -- All lengths in bytes from here on; [from, till) is what the writer wants the record to hold.
-local tokens = ARGV[3]
-local from = tonumber(ARGV[2]) * 4
+local tokens = ARGV[4]
+local from = tonumber(ARGV[3]) * 4
 local till = from + #tokens
 local have = redis.call('STRLEN', KEYS[2])
 if have < from or have ~= tonumber(redis.call('HGET', KEYS[1], 'committed_len')) * 4 then
@@ -18,11 +18,11 @@ local overlap = math.min(have, till) - from
 if overlap > 0 and redis.call('GETRANGE', KEYS[2], from, from + overlap - 1) ~= string.sub(tokens, 1, overlap) then
   return 'missing'
 end
-extend(ARGV[4])
+extend(ARGV[5])
 if have > till or (have == till and #tokens > 0) then
   return 'already_applied'
 end
 
 redis.call('APPEND', KEYS[2], string.sub(tokens, overlap + 1))
-redis.call('HSET', KEYS[1], 'committed_len', string.format('%d', till / 4), unpack(ARGV, 5))
+redis.call('HSET', KEYS[1], 'committed_len', string.format('%d', till / 4), unpack(ARGV, 6))
 return 'applied'

@@ -10,18 +10,18 @@ local function extend(expiry_ms)
   redis.call('PEXPIRE', KEYS[2], expiry_ms)
 end
 
--- The record's epoch if the writer owns it, else nil and the outcome. A record with an older epoch than the writer's is
--- one that the writer's own was lost to: it has to be written as a whole.
-local function owned(writer_epoch)
-  local epoch = redis.call('HGET', KEYS[1], 'epoch')
-  if not epoch then
-    return nil, 'missing'
-  elseif is_older(writer_epoch, epoch) then
-    return nil, 'fenced'
-  elseif epoch ~= writer_epoch then
-    return nil, 'missing'
+-- What keeps the writer from the record, or nil if it owns it. A record with an older epoch than the writer's is one that
+-- the writer's own was lost to: it has to be written as a whole. The same epoch and another owner are two that took the
+-- name one after the other, since the first one's record was lost.
+local function refusal(writer_epoch, writer_owner)
+  local record = redis.call('HMGET', KEYS[1], 'epoch', 'owner')
+  local epoch, owner = record[1], record[2]
+  if not epoch or is_older(epoch, writer_epoch) then
+    return 'missing'
+  elseif epoch ~= writer_epoch or owner ~= writer_owner then
+    return 'fenced'
   end
-  return epoch
+  return nil
 end
 
 -- Replaces the whole record by ARGV from `first` on: field, value, field, value, ...

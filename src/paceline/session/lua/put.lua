@@ -1,7 +1,7 @@
--- The whole record of a live owner. ARGV: epoch, tokens, expiry in ms, field, value, ...
-local epoch = redis.call('HGET', KEYS[1], 'epoch')
-if epoch and is_older(ARGV[1], epoch) then
+-- The whole record of a live owner. ARGV: epoch, owner, tenant, tokens, expiry in ms, field, value, ...
+local tenant = redis.call('HGET', KEYS[1], 'tenant')
+if tenant and (tenant ~= ARGV[3] or refusal(ARGV[1], ARGV[2]) == 'fenced') then
   return 'fenced'
 end
-write_record(ARGV[2], ARGV[3], 4)
+write_record(ARGV[4], ARGV[5], 6)
 return 'applied'

@@ -16,7 +16,7 @@ import psutil
 
 RESULTS = Path(__file__).parent / "results"
 
-_PACKAGES = ("torch", "transformers", "onnxruntime-genai", "grpcio", "redis")
+_PACKAGES = ("torch", "transformers", "onnxruntime-genai", "grpcio", "redis", "fastapi", "uvicorn", "openai")
 
 
 def write_report(benchmark: str, results: Any, folder: Path = RESULTS) -> Path:

@@ -89,7 +89,8 @@ def test_built_in_model_is_fetched_once_into_a_shared_cache(docker: Engine, site
         links = ["--verifiers", "verifier:50052", "--drafters", "drafter:50053"]
         site.start("gateway", site.images["gateway"], cache, ["--model", MODEL_NAME, *links])
         site.wait_until_serving("gateway")
-        *_, answer = site.ask("generate", "gateway:7400", "Say a, b, a, b, a, b, a, b.", "24")
+        prompt = "Say this again, word by word: The river runs to the sea, and the sea gives the rain to the river."
+        *_, answer = site.ask("generate", "gateway:7400", prompt, "24")
         assert answer["text"]
         assert answer["drafted"] > 0
     finally:

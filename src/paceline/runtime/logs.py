@@ -68,7 +68,11 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """The same for people: time, level, service, message, then name=value."""
+    """The same for people: time, level, service, message, then name=value.
+
+    What a client has sent may be in any of them, so line ends and other control characters are spelt out: nobody writes
+    a line that looks like another record's.
+    """
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -78,8 +82,14 @@ class TextFormatter(logging.Formatter):
         """The record as one line, followed by the traceback if there is one."""
         time = datetime.datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
         fields = "".join(f" {name}={value}" for name, value in _fields(record).items())
-        line = f"{time} {record.levelname:<7} {self._service}: {record.getMessage()}{fields}"
+        line = f"{time} {record.levelname:<7} {self._service}: {_one_line(record.getMessage() + fields)}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _one_line(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join([one if one.isprintable() else one.encode("unicode_escape").decode() for one in text])
 
 
 def configure_logging(service: str, level: str, log_format: Literal["json", "text"]) -> None:

@@ -43,6 +43,12 @@ def test_text_line() -> None:
     assert line.endswith("WARNING verifier: session closed session=s-1")
 
 
+def test_text_stays_one_line_whatever_is_in_it() -> None:
+    line = TextFormatter("verifier").format(record("two\nlines \x1b[2J é 🚲", user="x\r\n12:00:00 ERROR \u2028 y"))
+    assert len(line.splitlines()) == 1
+    assert line.endswith(r"verifier: two\nlines \x1b[2J é 🚲 user=x\r\n12:00:00 ERROR \u2028 y")
+
+
 @pytest.mark.parametrize("formatter", [JsonFormatter("x"), TextFormatter("x")])
 def test_traceback_is_kept(formatter: logging.Formatter) -> None:
     made = record()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from paceline_gateway.http.chat import ChatRenderer
+from paceline_gateway.http.choices import Outcome
+from paceline_gateway.http.responses import ChatCompletion, Usage
 
 from paceline.messages import SamplingParams
 from paceline.text.choice_seed import choice_seed
@@ -32,6 +37,24 @@ async def test_the_same_tokens_as_on_grpc_and_as_a_completion(tmp_path: Path) ->
         assert chat.choices[0].text == run.text
         assert chat.choices[0].prompt_token_ids == PROMPT
         chat.check_counts([PROMPT])
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+async def test_log_probabilities_are_written_off_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logprobs: bool
+) -> None:
+    rendered_by: list[threading.Thread] = []
+    whole = ChatRenderer.whole
+
+    def watched(self: ChatRenderer, outcomes: Sequence[Outcome], usage: Usage) -> ChatCompletion:
+        rendered_by.append(threading.current_thread())
+        return whole(self, outcomes, usage)
+
+    monkeypatch.setattr(ChatRenderer, "whole", watched)
+    async with http_fleet(tmp_path, LAW) as (_, http):
+        await ask(http, CHAT, messages=MESSAGES, max_tokens=3, logprobs=logprobs)
+    (thread,) = rendered_by
+    assert (thread is not threading.current_thread()) == logprobs
 
 
 @pytest.mark.parametrize("size", [0, 1, 4, 8])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass
 
@@ -71,8 +72,14 @@ def answer_stream(order: Order, stall_s: float) -> Response:
 async def _whole(order: Order) -> str:
     async with running(order.door, order.ask, order.caller) as choices:
         outcomes = await all_of([outcome_of(choice) for choice in choices])
-    ends = [outcome.finished for outcome in outcomes]
-    return order.renderer.whole(outcomes, usage_of(choices, order.ask.choices_per_prompt, ends)).to_json()
+    usage = usage_of(choices, order.ask.choices_per_prompt, [outcome.finished for outcome in outcomes])
+
+    def render() -> str:
+        return order.renderer.whole(outcomes, usage).to_json()
+
+    # With all alternatives a token takes a third of a millisecond, which is a second for a long answer.
+    slow = any(outcome.chunk.logprobs for outcome in outcomes)
+    return await asyncio.to_thread(render) if slow else render()
 
 
 async def _stream(choice: Choice, renderer: Renderer, write: Write) -> Finished:

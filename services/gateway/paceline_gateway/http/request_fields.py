@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from paceline.text.validation import (
@@ -59,6 +59,24 @@ StopStrings = Annotated[
 ]
 
 
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+"""Nobody reads a second error, and a million of them take gigabytes."""
+
+
+def check_number_of_biases(value: Any) -> Any:
+    """Refuses an object with too many entries before each of them is read, which may all be wrong."""
+    count, limit = len(value) if isinstance(value, dict) else 0, DEFAULT_LIMITS.max_logit_bias_entries
+    if count > limit:
+        raise PydanticCustomError(
+            "shape", "has {count} entries; at most {limit} are allowed", {"count": count, "limit": limit}
+        )
+    return value
+
+
+Bias = Annotated[float, Field(json_schema_extra={"minimum": -MAX_LOGIT_BIAS, "maximum": MAX_LOGIT_BIAS})]
+Biases = Annotated[dict[str, Bias], BeforeValidator(check_number_of_biases)]
+
+
 class Speculation(BaseModel):
     """Pins or forbids speculation. An extension."""
 
@@ -105,7 +123,7 @@ class GenerationFields(BaseModel):
     """Makes sampling repeatable: the same request gives the same tokens. Without it one is drawn."""
     stop: StopStrings = None
     """Strings that end the generation; they are not part of the text."""
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: TokenIds | None = None
     """Tokens that end the generation."""
     ignore_eos: bool | None = None
     """true: go on after the model's end-of-sequence token."""
@@ -123,10 +141,7 @@ class GenerationFields(BaseModel):
     """Taken off for each time that it was."""
     repetition_penalty: float | None = bounds(minimum=MIN_REPETITION_PENALTY, maximum=MAX_REPETITION_PENALTY)
     """Divides the logit of every token that came before, the prompt included; 1 by default."""
-    logit_bias: (
-        dict[str, Annotated[float, Field(json_schema_extra={"minimum": -MAX_LOGIT_BIAS, "maximum": MAX_LOGIT_BIAS})]]
-        | None
-    ) = None
+    logit_bias: Biases | None = None
     """Added to the logits of tokens, by token id."""
     min_tokens: int | None = bounds(minimum=0, maximum=_INT32_MAX)
     """No end before so many tokens."""

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from paceline.errors import InvalidArgument
 from paceline.messages import AcceptanceRule, SamplingParams
 from paceline.text.request import GenerationRequest, Prompt, SpeculationOptions
-from paceline.text.validation import DEFAULT_LIMITS
 from paceline_gateway.http.request_fields import GenerationFields, Speculation
 
 _TOKEN_ID = re.compile(r"-?[0-9]{1,10}")
@@ -73,10 +72,6 @@ def _or(value: float | None, default: float) -> float:
 
 
 def _logit_bias(biases: Mapping[str, float]) -> dict[int, float]:
-    limit = DEFAULT_LIMITS.max_logit_bias_entries
-    if len(biases) > limit:
-        # The door says the same, after each of them was read.
-        raise InvalidArgument(f"logit_bias has {len(biases)} entries; at most {limit} are allowed", field="logit_bias")
     for key in biases:
         if not _TOKEN_ID.fullmatch(key):
             raise InvalidArgument(f"logit_bias has the key {key[:40]!r}, which is no token id", field="logit_bias")

@@ -10,6 +10,7 @@ from paceline_gateway.http.body import parse
 from paceline_gateway.http.request_fields import GenerationFields
 from paceline_gateway.http.requests import ChatCompletionRequest, CompletionRequest
 from paceline_gateway.http.unsupported import CHAT_NO_OPS, COMPLETION_NO_OPS
+from pydantic import ValidationError
 
 from paceline.errors import InvalidArgument
 from paceline.text.request import TextPrompt, TokenPrompt
@@ -120,6 +121,22 @@ def test_errors_name_the_path(fields: dict[str, Any], path: str) -> None:
     error = refused(ChatCompletionRequest, content)
     assert error.field == path
     assert path in error.message
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("stop_token_ids", ["x"] * 5000, "stop_token_ids[0] must be"),
+        ("logit_bias", {str(index): "x" for index in range(5000)}, "logit_bias has 5000 entries; at most 1024 are"),
+    ],
+)
+def test_of_many_errors_one_is_made(field: str, value: Any, said: str) -> None:
+    fields = {"prompt": "hi", field: value}
+    with pytest.raises(ValidationError) as caught:
+        CompletionRequest.model_validate(fields)
+    assert caught.value.error_count() == 1
+    error = refused(CompletionRequest, json.dumps(fields).encode())
+    assert error.message.startswith(said)
 
 
 def test_what_is_missing() -> None:

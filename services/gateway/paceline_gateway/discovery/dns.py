@@ -12,6 +12,7 @@ import random
 import socket
 from collections.abc import Awaitable, Callable
 
+from paceline.errors import ConfigurationError
 from paceline_gateway.discovery.endpoint import Endpoint, Tell, join_host_port
 from paceline_gateway.discovery.targets import DnsTarget
 
@@ -26,8 +27,12 @@ async def resolve(host: str) -> frozenset[str]:
 
     Raises:
         OSError: the name does not exist, or nobody answers.
+        ConfigurationError: there can be no such name.
     """
-    found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise ConfigurationError(f"{host!r} is no host name: each part between dots has 1 to 63 characters") from error
     return frozenset(str(sockaddr[0]) for _, _, _, _, sockaddr in found)
 
 
@@ -47,7 +52,11 @@ class DnsDiscovery:
         self._resolve = resolve
 
     async def run(self, tell: Tell) -> None:
-        """Looks up until it is cancelled."""
+        """Looks up until it is cancelled.
+
+        Raises:
+            ConfigurationError: there can be no such name.
+        """
         known: frozenset[str] = frozenset()
         trouble = ""
         while True:

@@ -20,6 +20,7 @@ from pathlib import Path
 from kubernetes.aio.client import ApiException
 
 from paceline.errors import ConfigurationError, Unavailable
+from paceline.runtime.supervisor import end_if_cancelled
 from paceline_gateway.discovery.endpoint import Endpoint, Tell
 from paceline_gateway.discovery.endpoint_slices import SliceTable
 from paceline_gateway.discovery.kubernetes_api import Change, SliceEvent, SlicesApi, open_client
@@ -89,6 +90,7 @@ class KubernetesDiscovery:
                     began = True
                     await self._follow(SlicesApi(client, self._target, self._timing.list_timeout_s), tell)
             except Exception as error:
+                end_if_cancelled()
                 if isinstance(error, ConfigurationError) and not began:
                     raise
                 # Whatever else it is, the pool is better off with the endpoints that it knows.

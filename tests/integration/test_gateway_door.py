@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
+from paceline_gateway import door
 from paceline_gateway.api_keys import ApiKeys
 from paceline_gateway.servicer import GenerationServicer
 
@@ -29,7 +32,16 @@ from paceline.runtime.grpc_client import open_channel
 from paceline.runtime.grpc_errors import error_from_rpc
 from paceline.runtime.grpc_server import GrpcServer
 from paceline.runtime.settings import ServiceSettings
-from paceline.text.request import ChatMessage, ChatPrompt, SpeculationOptions, TextPrompt, TokenPrompt
+from paceline.text.request import (
+    ChatMessage,
+    ChatPrompt,
+    PreparedRequest,
+    Prompt,
+    SpeculationOptions,
+    TextPrompt,
+    TokenPrompt,
+)
+from paceline.text.validation import prepare
 from paceline.v1 import gateway_pb2
 from paceline.v1.gateway_pb2_grpc import GenerationStub, add_GenerationServicer_to_server
 from tests.fakes.scripted_drafter import ScriptedDrafter, StepGate, wrong_at
@@ -358,6 +370,34 @@ async def test_bytes_that_are_no_message_are_refused(
         assert not [record for record in caplog.records if record.exc_info]
         async with fleet.client() as client:
             assert (await generate(client, fleet.request(PROMPT))).tokens == plain_tokens(LAW, PROMPT, 20)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "long"),
+    [
+        (TextPrompt("ab"), False),
+        (TextPrompt("ab" * 4096), True),
+        (ChatPrompt((ChatMessage("user", "ab" * 4096),)), True),
+        (TokenPrompt((1, 2)), False),
+        (TokenPrompt((1, 2) * 4096), True),
+    ],
+)
+async def test_long_prompts_are_read_off_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prompt: Prompt, long: bool
+) -> None:
+    read_by: list[threading.Thread] = []
+
+    def watched(*args: Any, **options: Any) -> PreparedRequest:
+        read_by.append(threading.current_thread())
+        return prepare(*args, **options)
+
+    monkeypatch.setattr(door, "prepare", watched)
+    async with Fleet.start(tmp_path, LAW) as fleet, fleet.client() as client:
+        refusal = pytest.raises(InvalidArgument, match="prompt") if long else contextlib.nullcontext()
+        with refusal:
+            await generate(client, fleet.request(prompt, max_tokens=1))
+    (thread,) = read_by
+    assert (thread is not threading.current_thread()) == long
 
 
 async def test_a_gateway_that_is_starting_says_so() -> None:

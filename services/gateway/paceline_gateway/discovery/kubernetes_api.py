@@ -7,7 +7,6 @@ where the caller has to know that events were lost.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from enum import Enum
@@ -19,8 +18,6 @@ from kubernetes.aio.config import ConfigException, load_incluster_config, load_k
 
 from paceline.errors import ConfigurationError
 from paceline_gateway.discovery.targets import KubernetesTarget
-
-logger = logging.getLogger(__name__)
 
 _SERVICE_LABEL = "kubernetes.io/service-name"
 _GRACE_S = 5.0

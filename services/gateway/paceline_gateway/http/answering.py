@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -18,8 +17,6 @@ from paceline_gateway.http.leaving import unless_left
 from paceline_gateway.http.rendering import Renderer, usage_of
 from paceline_gateway.http.responses import ResponseModel
 from paceline_gateway.http.sse import EventStream, Write, event
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,11 @@ README, HTTP_API, KUBERNETES = (
     (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/http_api.md", "docs/kubernetes.md")
 )
 _PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_CURL = re.compile(r"^curl .*(?:\\\n.*)*$", re.MULTILINE)
+_CURL = re.compile(r"^curl .*$", re.MULTILINE)
 
 EXAMPLES = [[sys.executable, "-c", str(snippet)] for snippet in _PYTHON.findall(README + HTTP_API)]
-EXAMPLES += [shlex.split(line, comments=True) for line in _CURL.findall(README + HTTP_API + KUBERNETES)]
+_UNBROKEN = (README + HTTP_API + KUBERNETES).replace("\\\n", " ")
+EXAMPLES += [shlex.split(line, comments=True) for line in _CURL.findall(_UNBROKEN)]
 
 
 @pytest.fixture(scope="module")
@@ -57,4 +58,5 @@ def test_an_example_runs(up: Up, command: list[str]) -> None:
 
 def test_the_examples_are_found() -> None:
     assert any("AsyncClient" in word for command in EXAMPLES for word in command)
+    assert any("import OpenAI" in word for command in EXAMPLES for word in command)
     assert any(command[0] == "curl" for command in EXAMPLES)

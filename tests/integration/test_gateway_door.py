@@ -378,6 +378,7 @@ async def test_bytes_that_are_no_message_are_refused(
         (TextPrompt("ab"), False),
         (TextPrompt("ab" * 4096), True),
         (ChatPrompt((ChatMessage("user", "ab" * 4096),)), True),
+        (ChatPrompt((ChatMessage("user", ""),) * 2048), True),
         (TokenPrompt((1, 2)), False),
         (TokenPrompt((1, 2) * 4096), True),
     ],

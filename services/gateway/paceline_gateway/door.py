@@ -253,6 +253,6 @@ def _prompt_length(request: GenerationRequest) -> int:
         case TextPrompt(text):
             return len(text)
         case ChatPrompt(messages):
-            return sum(len(message.content) for message in messages)
+            return sum(len(message.role) + len(message.content) for message in messages)
         case TokenPrompt(ids):
             return len(ids)

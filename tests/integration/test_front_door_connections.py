@@ -118,3 +118,16 @@ async def test_requests_one_after_another_and_pipelined_keep_a_connection() -> N
         while received.count(b"\r\n\r\nok") < 20:
             received += await connection.read()
         assert num_connections(address) == 1
+
+
+async def test_a_small_answer_does_not_wait_for_the_clients_acknowledgement() -> None:
+    """Head and body are two writes: with Nagle's algorithm the second one would wait 40 ms for the client's system."""
+    async with server() as address, connect(address) as connection:
+        took_s, loop = [], asyncio.get_running_loop()
+        for _ in range(60):
+            started_at, received = loop.time(), b""
+            await connection.send(REQUEST % b"/")
+            while not received.endswith(b"ok"):
+                received += await connection.read()
+            took_s.append(loop.time() - started_at)
+        assert sorted(took_s)[len(took_s) // 2] < 0.03

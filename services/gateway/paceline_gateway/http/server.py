@@ -102,8 +102,10 @@ class HttpServer:
             raise ConfigurationError(
                 f"cannot listen on {host}:{self._port} for HTTP: {error}; is the port taken?", field="http_port"
             ) from error
-        # Connections inherit it.
+        # Connections inherit these.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        # asyncio does so for sockets that name their protocol; else a small write waits for the last one's ACK.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
 
     async def stop(self) -> None:

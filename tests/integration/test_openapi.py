@@ -46,7 +46,7 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-EXAMPLES = {"POST": 120, "GET": 8}
+EXAMPLES = {"POST": 80, "GET": 8}
 
 
 def small(folder: Path, **options: Any) -> Any:

@@ -77,7 +77,7 @@ class SessionBusy(PacelineError):
 
 
 class Fenced(PacelineError):
-    """A newer epoch owns the session; this owner must stop."""
+    """Somebody else owns the session, as a rule under a newer epoch; this owner must stop."""
 
     code = "fenced"
     grpc_status = "ABORTED"

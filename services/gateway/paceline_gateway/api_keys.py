@@ -43,6 +43,7 @@ class ApiKeys:
         self._clock = clock
         self._tenants: dict[bytes, str] = {}
         self._stamp: _Stamp | None = None
+        self._trouble = ""
         self._checked_at = clock()
         if path is not None:
             self._stamp = _stamp(path)
@@ -102,20 +103,18 @@ class ApiKeys:
         self._checked_at = now
         try:
             stamp = _stamp(path)
-        except ConfigurationError as error:
-            if self._stamp is not None:
-                self._stamp = None
-                logger.error("the old API keys stay in force: %s", error.message)
-            return
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
-        try:
+            if stamp == self._stamp:
+                return
             self._tenants = _read(path)
         except ConfigurationError as error:
-            logger.error("the old API keys stay in force: %s", error.message)
-        else:
-            logger.info("API keys read again", extra={"keys": len(self._tenants)})
+            # Read again next time: a file that was shut to its reader looks the same when it is open.
+            self._stamp = None
+            if error.message != self._trouble:
+                self._trouble = error.message
+                logger.error("the old API keys stay in force: %s", error.message)
+            return
+        self._stamp, self._trouble = stamp, ""
+        logger.info("API keys read again", extra={"keys": len(self._tenants)})
 
 
 def _digest(key: str) -> bytes:

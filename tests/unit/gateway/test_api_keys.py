@@ -179,6 +179,23 @@ def test_a_broken_new_file_keeps_the_old_keys(path: Path, broken: str | None, ca
     assert keys.tenant(f"Bearer {BOB}") == "carol"
 
 
+def test_a_file_that_can_be_read_only_later_is_taken_then(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rights are set after it was put there, which leaves no mark on what it holds, its size or its time."""
+    clock = Clock()
+    keys = ApiKeys(path, clock)
+    path.write_text(f"carol: {BOB}\n")
+
+    def refuse(self: Path, encoding: str) -> str:
+        raise PermissionError(13, "Permission denied", str(self), encoding)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", refuse)
+        clock.now += 1.0
+        assert keys.tenant(f"Bearer {ALICE}") == "alice"
+    clock.now += 1.0
+    assert keys.tenant(f"Bearer {BOB}") == "carol"
+
+
 def test_nothing_that_is_printed_has_a_key_in_it(path: Path) -> None:
     keys = ApiKeys.load(path)
     assert repr(keys) == str(keys) == "ApiKeys(2 keys)"

@@ -345,6 +345,28 @@ async def test_links_with_mutual_tls(tmp_path: Path, trusted: bool) -> None:
             await generate(client, fleet.request(PROMPT))
 
 
+async def test_certificates_that_cannot_be_read_are_told_at_start(tmp_path: Path) -> None:
+    missing = tmp_path / "nowhere.pem"
+    with pytest.raises(ConfigurationError, match=r"nowhere\.pem"):
+        async with Fleet.start(tmp_path, LAW, settings={"link_tls": True, "link_tls_ca_file": missing}):
+            pytest.fail("the gateway must not start")
+
+
+async def test_certificates_that_are_renewed_are_read_with_the_next_stream(tmp_path: Path) -> None:
+    authority = tmp_path / "ca.pem"
+    authority.write_bytes((CERTIFICATES / "ca.pem").read_bytes())
+    server = {"tls_cert_file": CERTIFICATES / "server.pem", "tls_key_file": CERTIFICATES / "server.key"}
+    settings = {"link_tls": True, "link_tls_ca_file": authority}
+    async with Fleet.start(tmp_path, LAW, server=server, settings=settings) as fleet, fleet.client() as client:
+        authority.unlink()
+        await fleet.verifiers[0].cut()
+        await until(lambda: "ca.pem" in fleet.verifier_pool.snapshot.why_not)
+        authority.write_bytes((CERTIFICATES / "ca.pem").read_bytes())
+        await fleet.verifiers[0].listen()
+        await until(lambda: bool(fleet.verifier_pool.snapshot.ready))
+        assert (await generate(client, fleet.request(PROMPT))).tokens == plain_tokens(LAW, PROMPT, 20)
+
+
 async def test_a_poisoned_request_hurts_only_itself(tmp_path: Path) -> None:
     law = poisoned_law(LAW, lambda prefix: prefix[0] == 9 and len(prefix) > 3)
     async with Fleet.start(tmp_path, law, method=perfect_method(LAW)) as fleet, fleet.client() as client:

@@ -224,10 +224,9 @@ class Link:
 
     async def run(self) -> None:
         """Connects, serves and mends the link until it is ended or cancelled."""
-        channel = open_channel(self.address, tls=self._tls, max_message_bytes=self._max_message_bytes)
         try:
             async with asyncio.TaskGroup() as tasks:
-                mending = tasks.create_task(self._keep_up(channel), name=f"mender {self.address}")
+                mending = tasks.create_task(self._keep_up(), name=f"mender {self.address}")
                 await self._ending.wait()
                 # A session whose close is not heard there would hold up a replica that waits for its last one.
                 with contextlib.suppress(TimeoutError):
@@ -236,14 +235,15 @@ class Link:
                 mending.cancel()
         finally:
             self._down(LinkState.DOWN, "it has left" if self._leaving else "the gateway is shutting down")
-            await channel.close()
 
-    async def _keep_up(self, channel: grpc.aio.Channel) -> None:
+    async def _keep_up(self) -> None:
         pause_s = _FIRST_PAUSE_S
         while True:
             state, trouble = LinkState.DOWN, ""
             try:
-                await self._connect(channel)
+                # A new channel each time, so that renewed certificates are read.
+                async with self._open_channel() as channel:
+                    await self._connect(channel)
             except grpc.aio.AioRpcError as error:
                 trouble = error_from_rpc(error).message
             except PacelineError as error:
@@ -262,6 +262,9 @@ class Link:
                 _REFUSED_PAUSE_S if state is LinkState.REFUSED else pause_s * random.uniform(0.5, 1.0)  # noqa: S311
             )
             pause_s = min(pause_s * 2, _LAST_PAUSE_S)
+
+    def _open_channel(self) -> grpc.aio.Channel:
+        return open_channel(self.address, tls=self._tls, max_message_bytes=self._max_message_bytes)
 
     async def _connect(self, channel: grpc.aio.Channel) -> None:
         """One life of the stream; raises when it ends."""

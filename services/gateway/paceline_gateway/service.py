@@ -132,6 +132,8 @@ class GatewayService:
         tokenizer, template = await asyncio.to_thread(self._load_text)
         await self._check_store()
         fitness = Fitness(self._model, tokenizer)
+        if settings.client_tls is not None:
+            settings.client_tls.credentials()  # later a file that cannot be read is the trouble of a link
         self.verifiers, self.drafters = self._make_pools(fitness)
         self.verifiers.start(supervisor)
         self.drafters.start(supervisor)

@@ -29,6 +29,17 @@ class ClientTls:
     key_file: Path | None = None
     server_name: str = ""
 
+    def credentials(self) -> grpc.ChannelCredentials:
+        """What the files hold now.
+
+        Raises:
+            ConfigurationError: a file cannot be read.
+        """
+        try:
+            return grpc.ssl_channel_credentials(_read(self.ca_file), _read(self.key_file), _read(self.cert_file))
+        except OSError as error:
+            raise ConfigurationError(f"cannot read a TLS file: {error}", field="tls") from error
+
 
 def open_channel(
     address: str, *, tls: ClientTls | None = None, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
@@ -46,10 +57,7 @@ def open_channel(
     ]
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
-    try:
-        credentials = grpc.ssl_channel_credentials(_read(tls.ca_file), _read(tls.key_file), _read(tls.cert_file))
-    except OSError as error:
-        raise ConfigurationError(f"cannot read a TLS file: {error}", field="tls") from error
+    credentials = tls.credentials()
     if tls.server_name:
         options.append(("grpc.ssl_target_name_override", tls.server_name))
     return grpc.aio.secure_channel(address, credentials, options=options)

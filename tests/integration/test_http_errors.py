@@ -148,6 +148,11 @@ async def test_bodies_that_are_no_request(tmp_path: Path) -> None:
             response = await http.post("/v1/completions", content=b'{"prompt": "a"}', headers={"Content-Type": kind})
             assert error_of(response) == invalid(None)
             assert "Content-Type: application/json" in response.json()["error"]["message"]
+        # A page of another site may send bytes of no type; then the browser says where the page is from.
+        untyped = await http.post(
+            "/v1/completions", content=b'{"prompt": "a"}', headers={"Origin": "https://x.example"}
+        )
+        assert error_of(untyped) == invalid(None)
         for kind in ("application/json", "application/json; charset=utf-8", "Application/JSON"):
             response = await http.post(
                 "/v1/completions", content=b'{"prompt": "a", "max_tokens": 1}', headers={"Content-Type": kind}

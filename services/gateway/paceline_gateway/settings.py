@@ -65,7 +65,7 @@ class GatewaySettings(ServiceSettings):
     max_buffered_bytes: int = Field(default=256 * 1024, ge=1024)
     """Rough size of these chunks, in bytes."""
     client_stall_s: float = Field(default=60.0, gt=0)
-    """A client that leaves its full buffer unread for so long is cut off, in seconds."""
+    """A client that leaves its full buffer unread, or stops within a body, is cut off after so long, in seconds."""
     startup_wait_s: float = Field(default=10.0, ge=0)
     """At start, how long to wait for replicas before serving without them, in seconds."""
     verifier_wait_ms: int = Field(default=2_000, ge=0)

@@ -24,6 +24,8 @@ from paceline_gateway.http.unsupported import without_no_ops
 _INLINE_BYTES = 64 * 1024
 """Larger bodies are parsed in a thread."""
 
+_MAX_PATH_CHARS = 200
+
 RequestT = TypeVar("RequestT", bound=GenerationFields)
 
 
@@ -48,8 +50,9 @@ async def read_request(request: Request, model: type[RequestT], limits: FrontLim
 
 
 def _check_type(request: Request) -> None:
-    """A page of another site can post text and forms here without asking, so only JSON is taken."""
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    """A page of another site can post text, forms and untyped bytes here without asking, so these are not taken."""
+    unstated = "" if "origin" in request.headers else "application/json"
+    kind = request.headers.get("content-type", unstated).partition(";")[0].strip().lower()
     if kind != "application/json":
         raise InvalidArgument(f"the body is {kind or 'of no type'}; send Content-Type: application/json")
 
@@ -132,16 +135,19 @@ def _supported(fields: Mapping[str, Any], model: type[GenerationFields]) -> dict
 
 
 def _named(problem: ErrorDetails) -> InvalidArgument:
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
+    parts = [*problem["loc"]]
     match problem["type"]:
         case "missing":
             said = "is required"
-        case "extra_forbidden":
-            said = "is not a known field; leave it out"
+        case "unknown_field":
+            said = problem["msg"]
+            parts.append(problem["ctx"]["name"])
         case "shape":
             said = problem["msg"]
         case "model_type":
             said = "must be an object"
         case _:
             said = problem["msg"].replace("Input should be", "must be")
+    # A client's own names may be of any length and hold anything.
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")[:_MAX_PATH_CHARS]
     return InvalidArgument(f"{path} {said}", field=path)

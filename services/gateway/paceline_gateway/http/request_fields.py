@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from paceline.text.validation import (
@@ -36,6 +36,19 @@ def request_config(no_ops: NoOps | None = None) -> ConfigDict:
     return ConfigDict(
         extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, json_schema_extra=add_no_ops
     )
+
+
+class RequestObject(BaseModel):
+    """An object of a request."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_the_first_unknown_field(cls, value: Any) -> Any:
+        # pydantic itself would make an error of each: of a body of nothing else, gigabytes.
+        unknown = next((name for name in value if name not in cls.model_fields), None) if type(value) is dict else None
+        if unknown is not None:
+            raise PydanticCustomError("unknown_field", "is not a known field; leave it out", {"name": unknown})
+        return value
 
 
 def bounds(**keywords: float) -> Any:
@@ -77,7 +90,7 @@ Bias = Annotated[float, Field(json_schema_extra={"minimum": -MAX_LOGIT_BIAS, "ma
 Biases = Annotated[dict[str, Bias], BeforeValidator(check_number_of_biases)]
 
 
-class Speculation(BaseModel):
+class Speculation(RequestObject):
     """Pins or forbids speculation. An extension."""
 
     model_config = request_config()
@@ -90,7 +103,7 @@ class Speculation(BaseModel):
     """Draft tokens per round; 0 is plain decoding."""
 
 
-class MetricsWish(BaseModel):
+class MetricsWish(RequestObject):
     """Which measurements to return. An extension."""
 
     model_config = request_config()
@@ -99,7 +112,7 @@ class MetricsWish(BaseModel):
     """true: what speculation did for each choice."""
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(RequestObject):
     """Options of a stream."""
 
     model_config = request_config(STREAM_NO_OPS)
@@ -109,7 +122,7 @@ class StreamOptions(BaseModel):
     """true: one more chunk before the end, with the token counts and no choices."""
 
 
-class GenerationFields(BaseModel):
+class GenerationFields(RequestObject):
     """What both endpoints understand. null is the default everywhere."""
 
     model_config = request_config()

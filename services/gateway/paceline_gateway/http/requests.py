@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, PlainValidator
+from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from paceline.text.request import Prompt, TextPrompt, TokenPrompt
 from paceline.text.validation import MAX_TOP_LOGPROBS
-from paceline_gateway.http.request_fields import GenerationFields, bounds, request_config
+from paceline_gateway.http.request_fields import GenerationFields, RequestObject, bounds, request_config
 from paceline_gateway.http.unsupported import CHAT_NO_OPS, COMPLETION_NO_OPS, MESSAGE_NO_OPS, NoOps
 
 PART_SEPARATOR = "\n"
@@ -18,7 +18,7 @@ _MAX_PROMPTS = 4096
 """More are refused before each is looked at. `max_choices` is the bound that matters, and far lower."""
 
 
-class TextPart(BaseModel):
+class TextPart(RequestObject):
     """A part of a message."""
 
     model_config = request_config()
@@ -53,7 +53,7 @@ def _read_part(index: int, part: Any) -> str:
 Content = Annotated[str, PlainValidator(read_content, json_schema_input_type=str | list[TextPart])]
 
 
-class Message(BaseModel):
+class Message(RequestObject):
     """A turn of the conversation."""
 
     model_config = request_config(MESSAGE_NO_OPS)

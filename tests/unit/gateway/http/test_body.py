@@ -139,6 +139,24 @@ def test_of_many_errors_one_is_made(field: str, value: Any, said: str) -> None:
     assert error.message.startswith(said)
 
 
+@pytest.mark.parametrize("where", ["prompt", "speculation"])
+def test_of_many_unknown_fields_the_first_is_named(where: str) -> None:
+    many = {f"field{index}": 1 for index in range(1000)}
+    fields = {"prompt": "hi", **many} if where == "prompt" else {"prompt": "hi", "speculation": many}
+    with pytest.raises(ValidationError) as caught:
+        CompletionRequest.model_validate(fields)
+    assert caught.value.error_count() == 1
+    error = refused(CompletionRequest, json.dumps(fields).encode())
+    assert error.field == ("field0" if where == "prompt" else "speculation.field0")
+    assert "not a known field" in error.message
+
+
+def test_a_name_of_any_length_is_cut() -> None:
+    error = refused(CompletionRequest, json.dumps({"prompt": "hi", "x" * 100_000: 1}).encode())
+    assert error.field == "x" * 200
+    assert len(error.message) < 300
+
+
 def test_what_is_missing() -> None:
     assert refused(ChatCompletionRequest, b"{}").message == "messages is required"
     assert refused(CompletionRequest, b"{}").message == "prompt is required"

@@ -2,6 +2,11 @@
 {{- define "paceline.checks" -}}
 {{- $v := .Values -}}
 
+{{- $fullname := include "paceline.fullname" . -}}
+{{- if not (regexMatch "^[a-z][-a-z0-9]*$" $fullname) -}}
+{{- fail (printf "objects would be called %s-..., but names of Services begin with a letter and have no dots: set fullnameOverride, such as paceline" $fullname) -}}
+{{- end -}}
+
 {{- $least := add $v.drain.preStopSeconds $v.drain.timeoutSeconds 5 -}}
 {{- with $v.drain.terminationGracePeriodSeconds -}}
 {{- if lt (int .) (int $least) -}}

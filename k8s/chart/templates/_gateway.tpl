@@ -31,7 +31,7 @@ redis_url: memory://
 {{- if .enabled }}
 link_tls: true
 link_tls_ca_file: /etc/paceline/link-ca/ca.crt
-link_tls_server_name: {{ .serverName }}
+link_tls_server_name: {{ .serverName | quote }}
 {{- if .mutual }}
 link_tls_cert_file: /etc/paceline/link-tls/tls.crt
 link_tls_key_file: /etc/paceline/link-tls/tls.key
@@ -46,14 +46,14 @@ link_tls_key_file: /etc/paceline/link-tls/tls.key
 - name: REDIS_PASSWORD
   valueFrom:
     secretKeyRef:
-      name: {{ include "paceline.valkeySecret" . }}
-      key: {{ .Values.redis.embedded.auth.key }}
+      name: {{ include "paceline.valkeySecret" . | quote }}
+      key: {{ .Values.redis.embedded.auth.key | quote }}
 {{- else if eq .Values.redis.mode "external" }}
 - name: PACELINE_GATEWAY_REDIS_URL
   valueFrom:
     secretKeyRef:
-      name: {{ .Values.redis.external.existingSecret }}
-      key: {{ .Values.redis.external.key }}
+      name: {{ .Values.redis.external.existingSecret | quote }}
+      key: {{ .Values.redis.external.key | quote }}
 {{- end }}
 {{- end -}}
 
@@ -63,8 +63,8 @@ link_tls_key_file: /etc/paceline/link-tls/tls.key
 apiVersion: apps/v1
 kind: Deployment
 metadata:
-  name: {{ .target }}
-  namespace: {{ $root.Release.Namespace }}
+  name: {{ .target | quote }}
+  namespace: {{ $root.Release.Namespace | quote }}
   labels: {{- include "paceline.labels" . | nindent 4 }}
 spec:
   {{- if not $values.autoscaling.enabled }}
@@ -81,7 +81,7 @@ spec:
       {{- $mark := include "paceline.passwordMark" $root | fromYaml }}
       {{- with include "paceline.podAnnotations" (dict "root" $root "annotations" (merge (deepCopy $values.podAnnotations) $mark)) | trim }}{{ nindent 6 . }}{{ end }}
     spec:
-      serviceAccountName: {{ include "paceline.gatewayAccount" $root }}
+      serviceAccountName: {{ include "paceline.gatewayAccount" $root | quote }}
       automountServiceAccountToken: {{ eq $root.Values.discovery.mode "kubernetes" }}
       enableServiceLinks: false
       terminationGracePeriodSeconds: {{ include "paceline.graceSeconds" $root }}
@@ -94,7 +94,7 @@ spec:
       {{- if include "paceline.convertsModel" $root }}
       initContainers:
         - name: convert-model
-          image: {{ include "paceline.image" (dict "root" $root "service" "verifier") }}
+          image: {{ include "paceline.image" (dict "root" $root "service" "verifier") | quote }}
           imagePullPolicy: {{ $root.Values.images.pullPolicy }}
           command: [python, -c]
           args:
@@ -110,7 +110,7 @@ spec:
       {{- end }}
       containers:
         - name: gateway
-          image: {{ include "paceline.image" (dict "root" $root "service" "gateway") }}
+          image: {{ include "paceline.image" (dict "root" $root "service" "gateway") | quote }}
           imagePullPolicy: {{ $root.Values.images.pullPolicy }}
           ports:
             - {name: http, containerPort: 8000, protocol: TCP}
@@ -144,10 +144,10 @@ spec:
         {{- range $volume := include "paceline.gatewaySecrets" $root | fromJsonArray }}
         - name: {{ $volume.name }}
           secret:
-            secretName: {{ $volume.secret }}
+            secretName: {{ $volume.secret | quote }}
             defaultMode: 0440
             {{- with $volume.key }}
-            items: [{key: {{ . }}, path: {{ . }}}]
+            items: [{key: {{ . | quote }}, path: {{ . | quote }}}]
             {{- end }}
         {{- end }}
         {{- with $values.extraVolumes }}

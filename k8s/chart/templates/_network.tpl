@@ -5,7 +5,7 @@
     {{- range .Values.networkPolicy.metricsNamespaces }}
     - namespaceSelector:
         matchLabels:
-          kubernetes.io/metadata.name: {{ . }}
+          kubernetes.io/metadata.name: {{ . | quote }}
     {{- else }}
     - namespaceSelector: {}
     {{- end }}

@@ -17,10 +17,10 @@ tolerations: {{- toYaml . | nindent 2 }}
 affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
@@ -96,8 +96,8 @@ model_name: {{ include "paceline.servedName" .root | quote }}
 - name: HF_TOKEN
   valueFrom:
     secretKeyRef:
-      name: {{ .existingSecret }}
-      key: {{ .key }}
+      name: {{ .existingSecret | quote }}
+      key: {{ .key | quote }}
 {{- end }}
 {{- end }}
 {{- end -}}
@@ -110,10 +110,10 @@ model_name: {{ include "paceline.servedName" .root | quote }}
 {{- with .Values.model.volume }}
 {{- if .existingClaim }}
 - name: models
-  mountPath: {{ .mountPath }}
+  mountPath: {{ .mountPath | quote }}
   readOnly: true
   {{- with .subPath }}
-  subPath: {{ . }}
+  subPath: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- end }}
@@ -126,7 +126,7 @@ model_name: {{ include "paceline.servedName" .root | quote }}
 {{- with .Values.model.volume.existingClaim }}
 - name: models
   persistentVolumeClaim:
-    claimName: {{ . }}
+    claimName: {{ . | quote }}
     readOnly: true
 {{- end }}
 {{- end -}}
@@ -174,7 +174,7 @@ grpc:
 {{/* Takes tls: folder of the server's certificate, serverName that it carries. */}}
 {{- define "paceline.tlsProbe" -}}
 exec:
-  command: [python, /etc/paceline/probe/tls_probe.py, "{{ .port }}", "{{ .service }}", {{ .tls.folder }}, {{ .tls.serverName }}]
+  command: [python, /etc/paceline/probe/tls_probe.py, "{{ .port }}", "{{ .service }}", {{ .tls.folder | quote }}, {{ .tls.serverName | quote }}]
 {{- end -}}
 
 {{/* Takes root, component, workload, target, metrics: list of metric and value. */}}
@@ -182,14 +182,14 @@ exec:
 apiVersion: autoscaling/v2
 kind: HorizontalPodAutoscaler
 metadata:
-  name: {{ .target }}
-  namespace: {{ .root.Release.Namespace }}
+  name: {{ .target | quote }}
+  namespace: {{ .root.Release.Namespace | quote }}
   labels: {{- include "paceline.labels" . | nindent 4 }}
 spec:
   scaleTargetRef:
     apiVersion: apps/v1
     kind: Deployment
-    name: {{ .target }}
+    name: {{ .target | quote }}
   minReplicas: {{ .workload.autoscaling.minReplicas }}
   maxReplicas: {{ .workload.autoscaling.maxReplicas }}
   metrics:
@@ -217,8 +217,8 @@ spec:
 apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata:
-  name: {{ .target }}
-  namespace: {{ .root.Release.Namespace }}
+  name: {{ .target | quote }}
+  namespace: {{ .root.Release.Namespace | quote }}
   labels: {{- include "paceline.labels" . | nindent 4 }}
 spec:
   {{- if kindIs "invalid" $workload.pdb.minAvailable }}

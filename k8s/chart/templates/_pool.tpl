@@ -91,8 +91,8 @@ tls_client_ca_file: /etc/paceline/tls/ca.crt
 apiVersion: apps/v1
 kind: Deployment
 metadata:
-  name: {{ .target }}
-  namespace: {{ $root.Release.Namespace }}
+  name: {{ .target | quote }}
+  namespace: {{ $root.Release.Namespace | quote }}
   labels: {{- include "paceline.labels" . | nindent 4 }}
 spec:
   {{- if not $pool.autoscaling.enabled }}
@@ -121,7 +121,7 @@ spec:
       {{- with include "paceline.topologySpread" (merge (dict "constraints" $pool.topologySpreadConstraints) .) | trim }}{{ nindent 6 . }}{{ end }}
       containers:
         - name: {{ .lane }}
-          image: {{ include "paceline.image" (dict "root" $root "service" .lane "override" $pool.image) }}
+          image: {{ include "paceline.image" (dict "root" $root "service" .lane "override" $pool.image) | quote }}
           imagePullPolicy: {{ $root.Values.images.pullPolicy }}
           ports:
             - {name: grpc, containerPort: {{ $port }}, protocol: TCP}
@@ -151,14 +151,14 @@ spec:
         - name: cache
           {{- if eq $pool.modelCache.type "pvc" }}
           persistentVolumeClaim:
-            claimName: {{ default (printf "%s-cache" .target) $pool.modelCache.existingClaim }}
+            claimName: {{ default (printf "%s-cache" .target) $pool.modelCache.existingClaim | quote }}
           {{- else }}
           emptyDir:
             sizeLimit: {{ $pool.modelCache.size }}
           {{- end }}
         {{- if $root.Values.tls.enabled }}
         - name: tls
-          secret: {secretName: {{ $root.Values.tls.serverSecret }}, defaultMode: 0440}
+          secret: {secretName: {{ $root.Values.tls.serverSecret | quote }}, defaultMode: 0440}
         - name: probe
           configMap: {name: {{ include "paceline.fullname" $root }}-probe}
         {{- end }}
@@ -172,7 +172,7 @@ apiVersion: v1
 kind: PersistentVolumeClaim
 metadata:
   name: {{ .target }}-cache
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ .root.Release.Namespace | quote }}
   labels: {{- include "paceline.labels" . | nindent 4 }}
   annotations:
     # Models are large: they survive the release.
@@ -180,7 +180,7 @@ metadata:
 spec:
   accessModes: {{- toYaml .pool.modelCache.accessModes | nindent 4 }}
   {{- with .pool.modelCache.storageClassName }}
-  storageClassName: {{ . }}
+  storageClassName: {{ . | quote }}
   {{- end }}
   resources:
     requests:
@@ -197,7 +197,7 @@ apiVersion: v1
 kind: Service
 metadata:
   name: {{ include "paceline.fullname" .root }}-{{ .lane }}s
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ .root.Release.Namespace | quote }}
   labels: {{- include "paceline.labels" $this | nindent 4 }}
 spec:
   clusterIP: None
@@ -213,7 +213,7 @@ apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata:
   name: {{ include "paceline.fullname" .root }}-{{ .lane }}s
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ .root.Release.Namespace | quote }}
   labels: {{- include "paceline.labels" $this | nindent 4 }}
 spec:
   podSelector:

@@ -150,8 +150,13 @@ async def test_drafter_serves_a_chain_of_methods(
 @pytest.mark.parametrize(
     ("module", "arguments", "code", "words"),
     [
-        ("paceline_verifier", [], 2, "model: Field required"),
-        ("paceline_verifier", ["--model", "x", "--max-sessions", "0"], 2, "max_sessions"),
+        ("paceline_verifier", [], 2, "--model (PACELINE_VERIFIER_MODEL): is required"),
+        (
+            "paceline_verifier",
+            ["--model", "x", "--max-sessions", "0"],
+            2,
+            "--max-sessions (PACELINE_VERIFIER_MAX_SESSIONS): ",
+        ),
         ("paceline_verifier", ["--model", "/nowhere/model.gguf"], 2, "there is no file /nowhere/model.gguf"),
         ("paceline_drafter", ["--method", "magic"], 2, "magic"),
     ],

@@ -7,6 +7,7 @@ the environment and `--max-sessions` on the command line, which wins. Nothing el
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_settings import BaseSettings, CliApp, NoDecode, SettingsConfigDict, SettingsError
 
 from paceline.errors import ConfigurationError
+from paceline.runtime.environment import check_environment
 
 SettingsT = TypeVar("SettingsT", bound="ServiceSettings")
 
@@ -29,6 +31,7 @@ def settings_config(service: str) -> SettingsConfigDict:
         cli_implicit_flags=True,
         cli_hide_none_type=True,
         cli_avoid_json=True,
+        cli_exit_on_error=False,
         use_attribute_docstrings=True,
         extra="forbid",
         frozen=True,
@@ -134,16 +137,41 @@ def load_settings(settings_class: type[SettingsT], arguments: Sequence[str] | No
         arguments: command line without the program's name; None takes the process's own.
 
     Raises:
-        ConfigurationError: a value is wrong; names the field and what is allowed.
+        ConfigurationError: a value is wrong, or a flag or a variable with the service's prefix is no setting; names
+            the flag and what is allowed.
     """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not {"-h", "--help"} & set(given):
+        check_environment(_prefix(settings_class), settings_class.model_fields, os.environ)
     try:
-        return CliApp.run(settings_class, cli_args=list(sys.argv[1:] if arguments is None else arguments))
+        return CliApp.run(settings_class, cli_args=given)
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, item['loc'])) or 'settings'}: {item['msg']}" for item in error.errors()]
+        problems = [_problem(settings_class, item["loc"], item["msg"]) for item in error.errors()]
         field = str(error.errors()[0]["loc"][0]) if error.errors()[0]["loc"] else ""
         raise ConfigurationError("; ".join(problems), field=field) from None
     except SettingsError as error:
-        raise ConfigurationError(str(error)) from None
+        raise ConfigurationError(str(error).removeprefix("error parsing CLI: ") + "; see --help") from None
+
+
+def _prefix(settings_class: type[ServiceSettings]) -> str:
+    return settings_class.model_config.get("env_prefix", "")
+
+
+def _problem(settings_class: type[ServiceSettings], location: Sequence[int | str], message: str) -> str:
+    """What is wrong with a value, in the words of the command line."""
+    message = message.removeprefix("Value error, ")
+    for name in sorted(settings_class.model_fields, key=len, reverse=True):
+        if "_" in name:
+            message = re.sub(rf"\b{name}\b", _flag(name), message)
+    if not location:
+        return message
+    name = str(location[0])
+    message = "is required" if message == "Field required" else message
+    return f"{_flag(name)} ({_prefix(settings_class)}{name.upper()}): {message}"
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def describe(settings: ServiceSettings) -> dict[str, str]:
@@ -153,12 +181,12 @@ def describe(settings: ServiceSettings) -> dict[str, str]:
 
 def settings_table(settings_class: type[ServiceSettings]) -> str:
     """A markdown table of flags, environment variables, defaults and meanings: the one in each service's README."""
-    prefix = settings_class.model_config.get("env_prefix", "")
+    prefix = _prefix(settings_class)
     lines = ["| flag | environment | default | meaning |", "|---|---|---|---|"]
     for name, field in settings_class.model_fields.items():
         default = "required" if field.is_required() else f"`{_readable(field.default)}`"
         meaning = " ".join((field.description or "").split())
-        lines.append(f"| `--{name.replace('_', '-')}` | `{prefix}{name.upper()}` | {default} | {meaning} |")
+        lines.append(f"| `{_flag(name)}` | `{prefix}{name.upper()}` | {default} | {meaning} |")
     return "\n".join(lines)
 
 

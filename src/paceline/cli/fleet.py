@@ -22,10 +22,11 @@ from typing import Protocol, Self
 
 from paceline.cli.child import Child
 from paceline.cli.doctor import ping_redis
-from paceline.cli.fleet_commands import FleetCommands, check_installed
+from paceline.cli.fleet_commands import FleetCommands
 from paceline.cli.fleet_options import FleetOptions
-from paceline.cli.ports import HOST, why_not_free
+from paceline.cli.ports import HOST, reachable, why_not_free
 from paceline.cli.prepare import prepare
+from paceline.cli.service_settings import Access, check_services
 from paceline.errors import InvalidArgument, Unavailable
 from paceline.session.embedded import EmbeddedRedis
 
@@ -40,7 +41,7 @@ _MAX_REDIS_RESTARTS = 5
 
 @dataclass(frozen=True, slots=True)
 class FleetAddresses:
-    """Where the parts listen.
+    """Where clients on this machine find the parts.
 
     Attributes:
         gateway: gRPC, host:port.
@@ -74,7 +75,12 @@ class Silent:
 
 
 class Fleet:
-    """A running fleet. Use as an async context manager, or call `start` and then `stop` in any case."""
+    """A running fleet. Use as an async context manager, or call `start` and then `stop` in any case.
+
+    Attributes:
+        addresses: where the parts are, once it has started.
+        access: what its gateway asks of clients.
+    """
 
     def __init__(self, options: FleetOptions, observer: FleetObserver | None = None) -> None:
         options.check()
@@ -85,6 +91,7 @@ class Fleet:
         self._replicas: list[Child] = []
         self._gateway: Child | None = None
         self.addresses = FleetAddresses(redis=options.redis_url)
+        self.access = Access()
 
     async def __aenter__(self) -> Self:
         try:
@@ -111,7 +118,7 @@ class Fleet:
             PacelineError: something could not be made ready; what runs by then is left to `stop`.
         """
         options = self._options
-        check_installed(options)
+        self.access = check_services(options)
         _check_port("port", options.port)
         _check_port("http_port", options.http_port)
         self._observer.changed("models", "preparing")
@@ -134,16 +141,20 @@ class Fleet:
                     group.create_task(self._start_child(child))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        verifier_addresses, drafter_addresses = ([child.address for child in group] for group in (verifiers, drafters))
+        verifier_addresses = [reachable(child.address) for child in verifiers]
+        drafter_addresses = [reachable(child.address) for child in drafters]
         gateway = self._gateway = Child(plan.gateway(verifier_addresses, drafter_addresses, redis_url))
         await self._start_child(gateway)
         self.addresses = FleetAddresses(
-            gateway=gateway.addresses.grpc,
-            http=f"http://{gateway.addresses.http}",
+            gateway=reachable(gateway.addresses.grpc),
+            http=f"{'https' if self.access.tls else 'http'}://{reachable(gateway.addresses.http)}",
             verifiers=tuple(verifier_addresses),
             drafters=tuple(drafter_addresses),
             redis=redis_url,
-            metrics={child.name: f"http://{child.addresses.metrics}/metrics" for child in (gateway, *self._replicas)},
+            metrics={
+                child.name: f"http://{reachable(child.addresses.metrics)}/metrics"
+                for child in (gateway, *self._replicas)
+            },
         )
 
     async def _start_redis(self) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import shlex
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,9 +17,13 @@ from paceline.cli.console import err, out, print_error, to_json
 from paceline.cli.display import Display
 from paceline.cli.fleet import Fleet, FleetAddresses
 from paceline.cli.fleet_options import FleetOptions
+from paceline.cli.ports import reachable
+from paceline.cli.service_settings import Access
 from paceline.errors import PacelineError
 from paceline.exit_codes import EXIT_INTERRUPTED, exit_code
 from paceline.model_source import default_name
+
+_OPEN = Access()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +93,39 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
         await asyncio.gather(working, stopping, return_exceptions=True)
 
 
-def examples(model: str, addresses: FleetAddresses) -> tuple[str, ...]:
+def examples(model: str, addresses: FleetAddresses, access: Access = _OPEN) -> tuple[str, ...]:
     """Two lines that a user can paste into a shell.
 
     Args:
         model: name of the served model.
-        addresses: where the fleet listens.
+        addresses: where the fleet is.
+        access: what its gateway asks of clients.
     """
     body = {"model": model, "messages": [{"role": "user", "content": "Why is the sky blue?"}], "stream": True}
-    return (
-        f'Try: paceline generate "Why is the sky blue?" --address {addresses.gateway}',
-        f"     curl -N {addresses.http}/v1/chat/completions -H 'Content-Type: application/json' "
-        f"-d {shlex.quote(json.dumps(body))}",
-    )
+    generate = ["paceline generate", '"Why is the sky blue?"', "--address", addresses.gateway]
+    curl = ["curl -N", f"{addresses.http}/v1/chat/completions", "-H 'Content-Type: application/json'"]
+    if access.tls:
+        generate.append("--tls --tls-ca-file CA.pem")
+        curl.append("--cacert CA.pem")
+    if access.client_certificate:
+        generate.append("--tls-cert-file CLIENT.pem --tls-key-file CLIENT.key")
+        curl.append("--cert CLIENT.pem --key CLIENT.key")
+    if access.api_keys_file:
+        curl.append('-H "Authorization: Bearer $PACELINE_API_KEY"')
+    curl.append(f"-d {shlex.quote(json.dumps(body))}")
+    return f"Try: {' '.join(generate)}", f"     {' '.join(curl)}"
+
+
+def hints(access: Access) -> Iterator[str]:
+    """What must be known to use the examples: where the gateway is, and what stands for what in them."""
+    if reachable(f"{access.host}:0") != f"{access.host}:0":
+        yield f"The gateway listens on {access.host}: other machines reach it by this machine's name or address."
+    if access.api_keys_file:
+        yield f"Export PACELINE_API_KEY first, with a key of {access.api_keys_file}."
+    if access.tls:
+        yield "CA.pem: the authority of the gateway's certificate, or the certificate itself if it is self-signed."
+    if access.client_certificate:
+        yield "CLIENT.pem, CLIENT.key: a certificate from an authority that the gateway trusts, and its key."
 
 
 def _print_started(options: FleetOptions, fleet: Fleet, json_output: bool) -> None:
@@ -121,6 +145,6 @@ def _print_started(options: FleetOptions, fleet: Fleet, json_output: bool) -> No
         table.add_row("metrics", Text(f"{url}  ({name})"))
     table.add_row("logs", Text(str(options.log_dir)))
     out().print(table)
-    for example in examples(default_name(options.model), addresses):
-        out().print(example, markup=False)
+    for line in (*hints(fleet.access), *examples(default_name(options.model), addresses, fleet.access)):
+        out().print(line, markup=False)
     out().print("Ctrl-C stops everything.")

@@ -20,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from filelock import FileLock, Timeout
+
 from paceline.cli.child import Child
 from paceline.cli.doctor import ping_redis
 from paceline.cli.fleet_commands import FleetCommands
@@ -27,7 +29,7 @@ from paceline.cli.fleet_options import FleetOptions
 from paceline.cli.ports import HOST, reachable, why_not_free
 from paceline.cli.prepare import prepare
 from paceline.cli.service_settings import Access, check_services
-from paceline.errors import InvalidArgument, Unavailable
+from paceline.errors import ConfigurationError, InvalidArgument, Unavailable
 from paceline.session.embedded import EmbeddedRedis
 
 _KILL_AFTER_DRAIN_S = 5.0
@@ -87,6 +89,7 @@ class Fleet:
         self._options = options
         self._observer = observer or Silent()
         self._run_dir = tempfile.TemporaryDirectory(prefix="paceline-up-")
+        self._log_lock = FileLock(options.log_dir / ".lock", timeout=0)
         self._redis: EmbeddedRedis | None = None
         self._replicas: list[Child] = []
         self._gateway: Child | None = None
@@ -121,6 +124,7 @@ class Fleet:
         self.access = check_services(options)
         _check_port("port", options.port)
         _check_port("http_port", options.http_port)
+        self._take_log_dir()
         self._observer.changed("models", "preparing")
         prepared = await prepare(
             options.model,
@@ -129,7 +133,6 @@ class Fleet:
             progress=lambda line: self._observer.changed("models", "preparing", line),
         )
         self._observer.changed("models", "ready", options.model)
-        options.log_dir.mkdir(parents=True, exist_ok=True)
         redis_url = await self._start_redis()
         plan = FleetCommands(options, prepared, Path(self._run_dir.name))
         verifiers = [Child(spec) for spec in plan.verifiers()]
@@ -156,6 +159,22 @@ class Fleet:
                 for child in (gateway, *self._replicas)
             },
         )
+
+    def _take_log_dir(self) -> None:
+        """Keeps the log folder for this fleet, whose processes empty their files, until it has stopped or died.
+
+        Raises:
+            ConfigurationError: another fleet writes to it.
+        """
+        folder = self._options.log_dir
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._log_lock.acquire()
+        except Timeout:
+            raise ConfigurationError(
+                f"another fleet writes its logs to {folder}: stop it, or name another folder with --log-dir",
+                field="log_dir",
+            ) from None
 
     async def _start_redis(self) -> str:
         """Starts the embedded Redis, or checks the one that is named, and returns its URL."""
@@ -238,6 +257,7 @@ class Fleet:
         if self._redis is not None:
             self._redis.stop()
         self._run_dir.cleanup()
+        self._log_lock.release()
 
 
 def _check_port(option: str, port: int) -> None:

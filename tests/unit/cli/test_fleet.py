@@ -7,13 +7,14 @@ import signal
 import socket
 from dataclasses import replace
 from os import kill
+from pathlib import Path
 
 import pytest
 
 from paceline.cli import fleet as fleet_module
 from paceline.cli.fleet import Fleet
 from paceline.cli.fleet_options import FleetOptions
-from paceline.errors import InvalidArgument
+from paceline.errors import ConfigurationError, InvalidArgument
 
 
 class Told:
@@ -96,3 +97,24 @@ async def test_a_taken_port_is_found_before_anything_is_prepared(field: str, fla
         await fleet.stop()
     assert caught.value.field == field
     assert told.changes.empty()
+
+
+async def test_a_log_folder_has_one_fleet_at_a_time(tmp_path: Path) -> None:
+    options = FleetOptions(port=0, http_port=0, log_dir=tmp_path / "logs")
+    first, told = Fleet(options), Told()
+    first._take_log_dir()
+    log = options.log_dir / "gateway.log"
+    log.write_text("what the first fleet says")
+    second = Fleet(options, told)
+    with pytest.raises(ConfigurationError, match="--log-dir") as caught:
+        await second.start()
+    await second.stop()
+    assert caught.value.field == "log_dir"
+    assert told.changes.empty()
+    assert log.read_text() == "what the first fleet says"
+    third = Fleet(options)
+    with pytest.raises(ConfigurationError, match="--log-dir"):  # the refused one's end does not free it
+        third._take_log_dir()
+    await first.stop()
+    third._take_log_dir()
+    await third.stop()

@@ -83,13 +83,23 @@ def test_the_loss_of_the_only_verifier_ends_the_fleet(launcher: Launcher, tiny_l
 
 
 def test_a_part_that_cannot_start_is_shown_with_its_last_lines(launcher: Launcher, tiny_llama: Path) -> None:
-    process = launcher.start(tiny_llama, "--drafters=0", "--verifier-device=cuda:99")
+    missing = {"PACELINE_VERIFIER_TLS_CERT_FILE": "no.pem", "PACELINE_VERIFIER_TLS_KEY_FILE": "no.key"}
+    process = launcher.start(tiny_llama, "--drafters=0", environment=missing)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2
     assert "error: verifier 0 ended with exit status" in errors
     assert "before it was ready" in errors
-    assert "cuda:99" in errors  # the verifier's own last words
+    assert "no.pem" in errors  # the verifier's own last words
     assert "Traceback" not in errors
+
+
+def test_a_device_that_is_not_there_is_told_before_anything_starts(launcher: Launcher, tiny_llama: Path) -> None:
+    process = launcher.start(tiny_llama, "--drafters=0", "--verifier-device=cuda:99")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    first, last = errors.splitlines()
+    assert first.startswith("error: --verifier-device cuda:99 cannot be used: torch ")
+    assert last == "everything is stopped"
 
 
 @pytest.mark.parametrize("flag", ["--port", "--http-port"])
@@ -134,6 +144,27 @@ def test_the_loss_of_the_gateway_ends_the_fleet_at_once(launcher: Launcher, tiny
         running.kill()
     assert up.process.returncode == 3
     assert "error: gateway was ended by signal 9" in errors
+    assert gone(family)
+
+
+def test_ctrl_c_tells_of_running_generations_and_a_second_one_does_not_wait(
+    launcher: Launcher, tiny_llama: Path
+) -> None:
+    up = launcher.up(tiny_llama, "--drafters=0")
+    family = up.family()
+    command = [*PACELINE, "generate", "--raw", "abc", "--max-tokens=100000", "--address", up.gateway]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
+        assert running.stdout is not None
+        assert running.stdout.read(1)
+        running.send_signal(signal.SIGSTOP)  # an answer that nobody reads does not end
+        up.process.send_signal(signal.SIGINT)
+        assert up.process.stderr is not None
+        told = iter(up.process.stderr.readline, "")
+        assert any(line == "1 generation is ending (at most 10 s); Ctrl-C again stops now\n" for line in told)
+        up.process.send_signal(signal.SIGINT)
+        up.process.communicate(timeout=8)
+        running.kill()
+    assert up.process.returncode == 0
     assert gone(family)
 
 

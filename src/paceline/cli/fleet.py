@@ -13,7 +13,9 @@ end-to-end tests all use this class.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
+import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,13 +23,16 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from filelock import FileLock, Timeout
+from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.cli.child import Child
+from paceline.cli.devices import check_devices
 from paceline.cli.doctor import ping_redis
 from paceline.cli.fleet_commands import FleetCommands
 from paceline.cli.fleet_options import FleetOptions
 from paceline.cli.ports import HOST, reachable, why_not_free
 from paceline.cli.prepare import prepare
+from paceline.cli.serve import ServiceName
 from paceline.cli.service_settings import Access, check_services
 from paceline.errors import ConfigurationError, InvalidArgument, Unavailable
 from paceline.session.embedded import EmbeddedRedis
@@ -37,6 +42,8 @@ _KILL_AFTER_DRAIN_S = 5.0
 _ORPHAN_GRACE_S = 1.0
 """For replicas whose gateway is gone: nobody can end their sessions, so there is nothing to wait for."""
 _REDIS_POLL_S = 0.25
+_METRICS_TIMEOUT_S = 1.0
+_RUNNING = ("paceline_num_requests_running", "paceline_num_requests_waiting")
 _MAX_REDIS_RESTARTS = 5
 """In the life of a fleet; what ends more often is ill."""
 
@@ -125,6 +132,7 @@ class Fleet:
         _check_port("port", options.port)
         _check_port("http_port", options.http_port)
         self._take_log_dir()
+        await check_devices(options)
         self._observer.changed("models", "preparing")
         prepared = await prepare(
             options.model,
@@ -239,6 +247,15 @@ class Fleet:
                 return
             self._observer.changed("redis", "ready", f"{redis.url} again; the gateway records running sessions anew")
 
+    async def running_generations(self) -> int:
+        """Generations that a stop would wait for; 0 also where the gateway does not tell in time."""
+        url = self.addresses.metrics.get(ServiceName.GATEWAY.value)
+        if url is None:
+            return 0
+        with contextlib.suppress(OSError, ValueError):
+            return await asyncio.to_thread(_count_generations, url)
+        return 0
+
     def hurry(self) -> None:
         """For a stop that takes too long: tells the services not to wait for running generations."""
         for child in self.children:
@@ -258,6 +275,12 @@ class Fleet:
             self._redis.stop()
         self._run_dir.cleanup()
         self._log_lock.release()
+
+
+def _count_generations(metrics_url: str) -> int:
+    with urllib.request.urlopen(metrics_url, timeout=_METRICS_TIMEOUT_S) as answer:  # noqa: S310 - our own gateway
+        families = text_string_to_metric_families(answer.read().decode())
+        return sum(int(sample.value) for family in families if family.name in _RUNNING for sample in family.samples)
 
 
 def _check_port(option: str, port: int) -> None:

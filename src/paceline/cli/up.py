@@ -67,7 +67,8 @@ async def _run_up(options: FleetOptions, json_output: bool) -> int:
             if not await _unless(stop, fleet.start()):
                 return EXIT_INTERRUPTED
         _print_started(options, fleet, json_output)
-        await _unless(stop, fleet.watch())
+        if not await _unless(stop, fleet.watch()) and (running := await fleet.running_generations()):
+            err().print(ending(running, options.drain_timeout_s))
         return 0
     except PacelineError as error:
         print_error(error)
@@ -126,6 +127,12 @@ def hints(access: Access) -> Iterator[str]:
         yield "CA.pem: the authority of the gateway's certificate, or the certificate itself if it is self-signed."
     if access.client_certificate:
         yield "CLIENT.pem, CLIENT.key: a certificate from an authority that the gateway trusts, and its key."
+
+
+def ending(running: int, at_most_s: float) -> str:
+    """What to tell about a stop that waits for generations."""
+    who = "1 generation is" if running == 1 else f"{running} generations are"
+    return f"{who} ending (at most {at_most_s:.0f} s); Ctrl-C again stops now"
 
 
 def _print_started(options: FleetOptions, fleet: Fleet, json_output: bool) -> None:

@@ -11,7 +11,7 @@ import pytest
 from paceline.cli.fleet import FleetAddresses
 from paceline.cli.ports import reachable
 from paceline.cli.service_settings import Access
-from paceline.cli.up import examples, hints
+from paceline.cli.up import ending, examples, hints
 
 
 def test_the_examples_can_be_pasted_into_a_shell() -> None:
@@ -47,3 +47,8 @@ def test_the_examples_show_what_the_gateway_asks_for() -> None:
 )
 def test_all_interfaces_are_no_address_for_clients(listens: str, found: str) -> None:
     assert reachable(listens) == found
+
+
+def test_a_stop_that_waits_says_for_what() -> None:
+    assert ending(1, 10.0) == "1 generation is ending (at most 10 s); Ctrl-C again stops now"
+    assert ending(3, 10.0) == "3 generations are ending (at most 10 s); Ctrl-C again stops now"

@@ -174,7 +174,7 @@ async def test_a_drafter_with_another_tokenizer_is_refused_with_the_first_differ
 
 async def test_a_verifier_with_another_tokenizer_is_unavailable_with_the_first_difference(tmp_path: Path) -> None:
     smaller = Tokenizer.load(write_letters(tmp_path / "smaller", VOCAB - 1, eos_token_id=3))
-    options = {"verifier_tokenizer": smaller, "settings": {"verifier_wait_ms": 50}}
+    options = {"verifier_tokenizer": smaller, "settings": {"verifier_wait_ms": 50, "startup_wait_s": 1}}
     async with Fleet.start(tmp_path, LAW, **options) as fleet, fleet.client() as client:
         with pytest.raises(Unavailable) as caught:
             await generate(client, fleet.request(PROMPT))
@@ -187,7 +187,7 @@ async def test_a_verifier_that_lacks_a_token_is_told_which(tmp_path: Path) -> No
         del vocab["r"]
 
     tokenizer = edited_tokenizer(tmp_path / "other", drop)
-    options = {"verifier_tokenizer": tokenizer, "settings": {"verifier_wait_ms": 50}}
+    options = {"verifier_tokenizer": tokenizer, "settings": {"verifier_wait_ms": 50, "startup_wait_s": 1}}
     async with Fleet.start(tmp_path, LAW, **options) as fleet, fleet.client() as client:
         with pytest.raises(Unavailable, match="there it has no token 17, which is 'r' here"):
             await generate(client, fleet.request(PROMPT))

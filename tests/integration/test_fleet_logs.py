@@ -93,7 +93,15 @@ async def everything_that_can_happen(fleet: Fleet) -> list[str]:
             await client.list_models()
     async with httpx.AsyncClient(base_url=f"http://{fleet.gateway.addresses['http']}") as http:
         body: dict[str, Any] = {"model": "toy", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
-        for key, wrong in ((ALICE, {}), (OTHERS_KEY, {}), (ALICE, {"stop": 7, MARKER: MARKER})):
+        for key, wrong in (
+            (ALICE, {}),
+            (OTHERS_KEY, {}),
+            (ALICE, {"stop": 7, MARKER: MARKER}),
+            (ALICE, {"logit_bias": {MARKER: 1}}),
+            (ALICE, {"logit_bias": {MARKER: MARKER}}),
+            (ALICE, {"speculation": {MARKER: MARKER}}),
+            (ALICE, {"model": f"it's '{MARKER}'"}),
+        ):
             answer = await http.post(
                 "/v1/completions",
                 json=body | {"prompt": MARKER} | wrong,
@@ -127,6 +135,7 @@ async def test_no_line_at_any_level_has_a_prompt_a_text_ids_or_a_key(tmp_path: P
     written = "\n".join(log.lines)
     assert len(log.entries("generation ended")) >= 6, "the test must have seen what it is about"
     assert log.entries("command failed", code="model_error")
+    assert {"grpc", "http"} == {"grpc" if "rpc" in entry else "http" for entry in log.entries("request refused")}
     for text in (MARKER, *[text[:8] for text in texts if len(text) >= 8]):
         assert text not in written
     for ids in (prompt_ids, *[fleet.tokenizer.encode(text) for text in texts]):
@@ -195,7 +204,7 @@ async def test_lines_of_any_part_name_the_request_and_the_session(
     broken_lines = log.entries("the session store failed unexpectedly")
     assert broken_lines
     assert {(entry["request_id"], entry["session"]) for entry in broken_lines} == {("r-1", "s-1")}
-    refused = log.one("rpc refused")
+    refused = log.one("request refused")
     assert (refused["request_id"], refused["code"], refused["field"]) == ("r-2", "invalid_argument", "prompt")
     # The verifier's and the drafter's lines about the session have its name, and no request's.
     for message in ("session opened", "session closed"):

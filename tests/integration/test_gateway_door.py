@@ -13,7 +13,9 @@ import grpc.aio
 import pytest
 from paceline_gateway import door
 from paceline_gateway.api_keys import ApiKeys
+from paceline_gateway.metrics import GatewayMetrics
 from paceline_gateway.servicer import GenerationServicer
+from prometheus_client import CollectorRegistry
 
 from paceline.client import AsyncClient
 from paceline.drafting.fallback import FallbackMethod
@@ -425,7 +427,8 @@ async def test_long_prompts_are_read_off_the_event_loop(
 
 async def test_a_gateway_that_is_starting_says_so() -> None:
     server = GrpcServer(ServiceSettings(), ["paceline.v1.Generation"])
-    add_GenerationServicer_to_server(GenerationServicer(ApiKeys.load(None)), server.server)
+    servicer = GenerationServicer(ApiKeys.load(None), GatewayMetrics(CollectorRegistry(), "toy"))
+    add_GenerationServicer_to_server(servicer, server.server)
     async with AsyncClient(await server.start()) as client:
         with pytest.raises(Unavailable, match="starting"):
             await client.list_models()

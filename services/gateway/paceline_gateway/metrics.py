@@ -6,12 +6,21 @@ Sessions hand in what they have counted: one record per round, and how the reque
 
 from __future__ import annotations
 
+import contextlib
 import operator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from paceline.errors import CapacityExceeded, InvalidArgument, PacelineError, Unavailable
+from paceline.errors import (
+    CapacityExceeded,
+    InvalidArgument,
+    PacelineError,
+    PayloadTooLarge,
+    Unauthenticated,
+    Unavailable,
+)
 from paceline.generation import Evidence
 from paceline.messages import FinishReason
 from paceline.runtime.telemetry import WithLabels
@@ -92,7 +101,7 @@ class GatewayMetrics:
         self._store_errors = self._counter("store_errors", "Writes that the session store did not take.", "code")
         for reason in FinishReason:
             self._successes.labels(reason.value)
-        for error in (CapacityExceeded, InvalidArgument, Unavailable):
+        for error in (CapacityExceeded, InvalidArgument, PayloadTooLarge, Unauthenticated, Unavailable):
             self._refusals.labels(error.code)
 
     def _make_round_metrics(self) -> None:
@@ -164,6 +173,15 @@ class GatewayMetrics:
     def request_refused(self, error: PacelineError) -> None:
         """A request was refused at a door."""
         self._refusals.labels(error.code).inc()
+
+    @contextlib.contextmanager
+    def counting_refusals(self) -> Iterator[None]:
+        """Counts an error that leaves the block. `Door.start` counts its own."""
+        try:
+            yield
+        except PacelineError as error:
+            self.request_refused(error)
+            raise
 
     def store_failed(self, error: PacelineError) -> None:
         """The session store has not taken a write."""

@@ -86,7 +86,6 @@ class GatewayService:
         """
         self._settings = settings
         self.keys = ApiKeys.load(settings.api_keys_file)
-        self.servicer = GenerationServicer(self.keys)
         self.sessions = Sessions(settings.max_concurrent_generations)
         self.store = make_store(settings) if store is None else store
         self.verifiers: Pool | None = None
@@ -94,6 +93,7 @@ class GatewayService:
         self._model = settings.model_name or default_name(settings.model)
         self.registry: CollectorRegistry = new_registry("gateway")
         self.metrics = GatewayMetrics(self.registry, self._model)
+        self.servicer = GenerationServicer(self.keys, self.metrics)
         self.addresses: dict[str, str] = {}
         self._http = None if settings.http_port is None else self._make_http(settings.http_port)
 
@@ -107,6 +107,7 @@ class GatewayService:
             sessions=self.sessions,
             store=self.store,
             registry=self.registry,
+            metrics=self.metrics,
             limits=FrontLimits(settings.max_body_bytes, settings.max_choices, settings.client_stall_s),
         )
         return HttpServer(settings, port, make_app(front), stop_grace_s=_STOP_GRACE_S)

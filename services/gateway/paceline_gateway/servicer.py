@@ -25,6 +25,7 @@ from paceline.wire.generation import (
 from paceline_gateway.api_keys import ApiKeys
 from paceline_gateway.caller import REQUEST_ID_HEADER, Caller, request_id_of
 from paceline_gateway.door import Door
+from paceline_gateway.metrics import GatewayMetrics
 
 
 class GenerationServicer(gateway_pb2_grpc.GenerationServicer):
@@ -32,10 +33,12 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServicer):
 
     Args:
         keys: who may call it.
+        metrics: what it refuses by itself is counted there.
     """
 
-    def __init__(self, keys: ApiKeys) -> None:
+    def __init__(self, keys: ApiKeys, metrics: GatewayMetrics) -> None:
         self._keys = keys
+        self._metrics = metrics
         self._open_door: Door | None = None
 
     def open(self, door: Door) -> None:
@@ -58,7 +61,9 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServicer):
     ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
         """Generates one completion and streams it."""
         caller = await self._enter(context)
-        generation = await self.door.start(generate_request_from_pb(request), caller)
+        with self._metrics.counting_refusals():
+            door, asked = self.door, generate_request_from_pb(request)
+        generation = await door.start(asked, caller)
         bind_log_context(session=generation.session)
 
         def ended(_context: object = None) -> None:
@@ -97,7 +102,11 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServicer):
         request_id = request_id_of(sent.get(REQUEST_ID_HEADER))
         bind_log_context(request_id=request_id)
         await context.send_initial_metadata(((REQUEST_ID_HEADER, request_id),))
-        return Caller(self._keys.tenant(sent.get("authorization")), request_id)
+        with self._metrics.counting_refusals():
+            tenant = self._keys.tenant(sent.get("authorization"))
+        if tenant:
+            bind_log_context(tenant=tenant)
+        return Caller(tenant, request_id)
 
 
 def _session_info(record: SessionRecord) -> SessionInfo:

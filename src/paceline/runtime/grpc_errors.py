@@ -27,6 +27,7 @@ from paceline.errors import (
     Unavailable,
     from_failure,
 )
+from paceline.runtime.refusals import log_refusal
 
 logger = logging.getLogger(__name__)
 
@@ -159,8 +160,8 @@ async def _abort_with(error: Exception, context: grpc.aio.ServicerContext[Any, A
     if isinstance(error, DecodeError):
         error = InvalidArgument(f"the request is not the protobuf message of this rpc: {error}", field="request")
     if not isinstance(error, PacelineError):
-        logger.error("unexpected error in a handler", exc_info=error, extra={"method": method})
+        logger.error("unexpected error in a handler", exc_info=error, extra={"rpc": method})
         error = PacelineError("internal error; the server's log has the details")
-    # Without its message, which may repeat what the client sent.
-    logger.debug("rpc refused", extra={"method": method, "code": error.code, "field": error.field})
+    else:
+        log_refusal(logger, error, rpc=method, status=error.grpc_status)
     await abort(context, error)

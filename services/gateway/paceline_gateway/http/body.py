@@ -54,7 +54,8 @@ def _check_type(request: Request) -> None:
     unstated = "" if "origin" in request.headers else "application/json"
     kind = request.headers.get("content-type", unstated).partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise InvalidArgument(f"the body is {kind or 'of no type'}; send Content-Type: application/json")
+        stated = repr(kind) if kind else "of no type"
+        raise InvalidArgument(f"the body is {stated}; send Content-Type: application/json")
 
 
 async def _read(request: Request, limits: FrontLimits) -> bytes:

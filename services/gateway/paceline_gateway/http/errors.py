@@ -13,6 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.errors import PacelineError
+from paceline.runtime.refusals import REQUEST_REFUSED
+from paceline_gateway.http.refused import MAX_PATH_CHARS, tell_refused
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +31,10 @@ _TYPES: Final[Mapping[int, str]] = {
     429: "rate_limit_error",
 }
 _SERVER_ERROR = "server_error"
-_CODES: Final[Mapping[int, str]] = {404: "not_found", 405: "method_not_allowed"}
+CODES: Final[Mapping[int, str]] = {404: "not_found", 405: "method_not_allowed"}
 """Codes of errors that come from no `PacelineError`: paths and methods."""
+OTHER_CODE = "http_error"
+"""Of whatever else the framework may refuse."""
 
 _HTTP_NAMES: Final[Mapping[str, str]] = {"session": "session_id", "chat": "messages"}
 """HTTP's names of fields that the door calls otherwise."""
@@ -103,12 +107,7 @@ async def on_paceline_error(request: Request, error: Exception) -> Response:
     """Handler of the whole error tree."""
     if not isinstance(error, PacelineError):
         raise error
-    if error.http_status >= 500:
-        logger.warning(
-            "a request failed: %s",
-            error.message,
-            extra={"path": request.url.path, "code": error.code},
-        )
+    tell_refused(request.scope, error)
     return error_response(error)
 
 
@@ -118,9 +117,10 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
         raise error
     status, where = error.status_code, f"{request.method} {request.url.path}"
     what = {404: "there is no such path", 405: "this path has no such method"}.get(status, error.detail)
-    body = _body(
-        status, f"{where}: {what}; /openapi.json has all that there are", _CODES.get(status, "http_error"), None
-    )
+    code = CODES.get(status, OTHER_CODE)
+    told = {"path": request.url.path[:MAX_PATH_CHARS], "status": status, "code": code, "field": "", "reason": what}
+    logger.info(REQUEST_REFUSED, extra=told)
+    body = _body(status, f"{where}: {what}; /openapi.json has all that there are", code, None)
     return _response(body, status, error.headers or {})
 
 

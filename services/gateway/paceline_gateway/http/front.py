@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from paceline.session.store import SessionStore
 from paceline_gateway.api_keys import ApiKeys
 from paceline_gateway.door import Door
+from paceline_gateway.metrics import GatewayMetrics
 from paceline_gateway.pool import PoolSnapshot
 from paceline_gateway.sessions import Sessions
 
@@ -40,7 +41,8 @@ class Front:
         drafters: the drafter pool now; None while the gateway starts.
         sessions: all running generations.
         store: records of sessions.
-        registry: the gateway's metrics.
+        registry: the gateway's metrics, as a scrape reads them.
+        metrics: the part of them that doors count.
         limits: bounds of one request.
     """
 
@@ -51,4 +53,5 @@ class Front:
     sessions: Sessions
     store: SessionStore
     registry: CollectorRegistry
+    metrics: GatewayMetrics
     limits: FrontLimits

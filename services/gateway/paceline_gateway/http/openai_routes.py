@@ -36,9 +36,11 @@ def openai_routes(front: Front) -> APIRouter:
     """The routes. A caller's key is checked before its body is read."""
 
     async def identify(request: Request) -> None:
-        tenant = front.keys.tenant(request.headers.get("authorization"))
+        with front.metrics.counting_refusals():
+            tenant = front.keys.tenant(request.headers.get("authorization"))
         request.state.caller = Caller(tenant, request.state.request_id)
-        bind_log_context(tenant=tenant)
+        if tenant:
+            bind_log_context(tenant=tenant)
 
     bearer = HTTPBearer(auto_error=False, description="An API key, where the gateway asks for one.")
     routes = APIRouter(prefix="/v1", tags=["OpenAI"], dependencies=[Security(bearer), Depends(identify)])
@@ -57,9 +59,11 @@ def _add_chat(routes: APIRouter, front: Front) -> None:
     )
     async def create_chat_completion(request: Request) -> Response:
         """Answers a conversation."""
-        door = front.door()
-        fields = await read_request(request, ChatCompletionRequest, front.limits)
-        ask = chat_ask(fields)
+        with front.metrics.counting_refusals():
+            door = front.door()
+            fields = await read_request(request, ChatCompletionRequest, front.limits)
+            ask = chat_ask(fields)
+            ask.check(front.limits.max_choices)
         wishes = wishes_of(fields, logprobs=bool(fields.logprobs))
         head = head_of(request.state.request_id, "chatcmpl", door.models()[0].model)
         renderer = ChatRenderer(head, wishes, door.tokenizer)
@@ -77,9 +81,11 @@ def _add_completions(routes: APIRouter, front: Front) -> None:
     )
     async def create_completion(request: Request) -> Response:
         """Continues one or several prompts."""
-        door = front.door()
-        fields = await read_request(request, CompletionRequest, front.limits)
-        ask = completion_ask(fields)
+        with front.metrics.counting_refusals():
+            door = front.door()
+            fields = await read_request(request, CompletionRequest, front.limits)
+            ask = completion_ask(fields)
+            ask.check(front.limits.max_choices)
         wishes = wishes_of(fields, logprobs=fields.logprobs is not None)
         head = head_of(request.state.request_id, "cmpl", door.models()[0].model)
         renderer = CompletionRenderer(head, wishes, door.tokenizer)
@@ -89,7 +95,6 @@ def _add_completions(routes: APIRouter, front: Front) -> None:
 
 
 async def _answer(request: Request, front: Front, fields: GenerationFields, order: Order) -> Response:
-    order.ask.check(front.limits.max_choices)
     logger.info(
         "http generation",
         extra={

@@ -14,6 +14,8 @@ from paceline_gateway.http.unsupported import CHAT_NO_OPS, COMPLETION_NO_OPS, ME
 
 PART_SEPARATOR = "\n"
 """Between the text parts of one message."""
+_SHOWN_CHARS = 128
+"""Of a kind of part that a client made up."""
 _MAX_PROMPTS = 4096
 """More are refused before each is looked at. `max_choices` is the bound that matters, and far lower."""
 
@@ -39,9 +41,8 @@ def read_content(value: Any) -> str:
 def _read_part(index: int, part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind != "text":
-        raise PydanticCustomError(
-            "shape", "has a part [{index}] of type {kind}, which is not supported yet", {"index": index, "kind": kind}
-        )
+        said = "has a part [{index}] of type {kind}, which is not supported yet"
+        raise PydanticCustomError("shape", said, {"index": index, "kind": repr(kind[:_SHOWN_CHARS])})
     if kind is None or part.keys() != {"type", "text"} or not isinstance(part["text"], str):
         raise PydanticCustomError(
             "shape", 'has a part [{index}] that is not {{"type": "text", "text": "..."}}', {"index": index}

@@ -14,6 +14,7 @@ from paceline.errors import PacelineError
 from paceline_gateway.http.connection import break_off
 from paceline_gateway.http.errors import ClientLeft, error_body
 from paceline_gateway.http.leaving import unless_left
+from paceline_gateway.http.refused import tell_refused
 from paceline_gateway.http.responses import ResponseModel
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,9 @@ class EventStream(Response):
         except Exception as error:
             if not started:
                 raise
-            if not isinstance(error, PacelineError):
+            if isinstance(error, PacelineError):
+                tell_refused(scope, error)
+            else:
                 logger.exception("unexpected error")
             ending = _error_event(error)
         try:

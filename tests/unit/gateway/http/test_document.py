@@ -16,6 +16,7 @@ from paceline_gateway.http.front import Front, FrontLimits
 from paceline_gateway.http.requests import ChatCompletionRequest, CompletionRequest
 from paceline_gateway.http.responses import SpeculativeDecoding
 from paceline_gateway.http.unsupported import CHAT_NO_OPS, COMPLETION_NO_OPS
+from paceline_gateway.metrics import GatewayMetrics
 from paceline_gateway.servicer import GenerationServicer
 from paceline_gateway.sessions import Sessions
 from prometheus_client import CollectorRegistry
@@ -30,7 +31,9 @@ PAGE = (ROOT / "docs" / "http_api.md").read_text(encoding="utf-8")
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
     keys = ApiKeys.load(None)
-    servicer = GenerationServicer(keys)
+    registry = CollectorRegistry()
+    metrics = GatewayMetrics(registry, "toy")
+    servicer = GenerationServicer(keys, metrics)
     front = Front(
         door=lambda: servicer.door,
         keys=keys,
@@ -38,7 +41,8 @@ def document() -> dict[str, Any]:
         drafters=lambda: None,
         sessions=Sessions(1),
         store=MemoryStore(expiry_s=1.0),
-        registry=CollectorRegistry(),
+        registry=registry,
+        metrics=metrics,
         limits=FrontLimits(max_body_bytes=1024, max_choices=1, stall_s=1.0),
     )
     return make_app(front).openapi()

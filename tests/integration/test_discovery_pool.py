@@ -162,6 +162,24 @@ async def test_the_only_replica_drains_and_a_search_waits_for_the_next_one() -> 
         assert port.of(Found)[0].replica.address == made.addresses[1]
 
 
+@pytest.mark.parametrize("how", ["draining", "gone", "broken"])
+async def test_the_loss_of_the_last_ready_replica_is_a_warning(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    def lost() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "last ready replica is lost" in record.message]
+
+    async with setup(2) as made:
+        await made.present(0, 1)
+        await made.present(1)
+        assert not lost()
+        if how == "broken":
+            made.peers[1].break_off()
+        else:
+            made.discovery.say(draining=(made.addresses[1],) if how == "draining" else ())
+        await until(lambda: bool(lost()))
+    assert len(lost()) == 1
+    assert all(record.levelname == "WARNING" for record in caplog.records if "is lost" in record.message)
+
+
 async def test_a_replica_that_only_drains_is_not_even_called() -> None:
     async with setup(1) as made:
         await made.present(draining=(0,))

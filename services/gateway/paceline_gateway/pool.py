@@ -303,8 +303,10 @@ class Pool:
             self._settled.set()
         if self.snapshot.ready:
             self._ready.set()
-        else:
+        elif self._ready.is_set():
             self._ready.clear()
+            # One that drains or is taken away is no news for its link, and yet nobody is left.
+            logger.warning("%s: the last ready replica is lost; %s", self.name, self.snapshot.why_not)
 
     def _why_nothing_found(self) -> str:
         name = self._discovery.name

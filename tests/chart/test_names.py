@@ -93,6 +93,10 @@ def test_a_release_after_which_no_service_can_be_named_is_told_what_to_do(releas
         {"fullnameOverride": "a.b"},
         {"nameOverride": "a b"},
         {"apiKeys": {"key": "../keys"}},
+        {"images": {"tag": "a:b"}},
+        {"images": {"registry": "https://registry.example.com"}},
+        {"images": {"gateway": {"repository": "paceline-gateway:1.0"}}},
+        {"redis": {"embedded": {"image": {"tag": "8 "}}}},
         {"redis": {"external": {"key": "a: b"}}},
     ],
 )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from scripts.kubernetes_tools import HELM_RELEASES, HelmRelease
 from tests.chart.cases import Values
@@ -202,6 +203,29 @@ def test_both_versions_of_helm_show_a_template_s_message(helm: HelmRelease) -> N
 
 OPAQUE = {"opaque", "extraVolumes"}
 """Definitions of Kubernetes objects that are passed on."""
+
+
+def _groups(values: Values, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Paths of all objects in the chart's values."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield (*path, key)
+            yield from _groups(value, (*path, key))
+
+
+def test_a_key_that_is_left_empty_is_fine_or_named() -> None:
+    """In YAML a key whose entries are all commented out is null, which takes the chart's own value away."""
+    refused = set()
+    for path in _groups(yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))):
+        values: Any = None
+        for key in reversed(path):
+            values = {key: values}
+        done = template(values)
+        if done.code != 0:
+            refused.add(path)
+            assert path[-1] in done.errors
+            assert "missing property" in done.errors or "pdb needs" in done.errors, f"{path}: {done.errors}"
+    assert {("redis",), ("apiKeys", "values"), ("verifierDefaults", "resources")} <= refused
 
 
 def test_the_schema_is_strict_everywhere() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import platform
 import shutil
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from rich.text import Text
 
 from paceline.cli.console import out, to_json
 from paceline.cli.cores import available_cores, is_cpu, plan_cores
+from paceline.cli.devices import why_unusable
 from paceline.cli.ports import why_not_free
 from paceline.errors import PacelineError
 from paceline.model_source import BUILT_IN, CacheSettings, resolve
@@ -146,17 +146,11 @@ def check_devices(verifier_device: str, drafter_device: str) -> Iterator[Finding
 
 
 def _cuda(subject: str, device: str) -> Finding:
-    if importlib.util.find_spec("torch") is None:
-        return Finding(subject, State.FAILED, f"{device}: torch is not installed", "see torch above")
+    if reason := why_unusable(device):
+        return Finding(subject, State.FAILED, device, reason)
     import torch
 
-    if not torch.cuda.is_available():
-        advice = "install NVIDIA's driver and a torch build with CUDA, or use --verifier-device cpu"
-        return Finding(subject, State.FAILED, f"{device}: torch {torch.__version__} sees no CUDA device", advice)
-    try:
-        properties = torch.cuda.get_device_properties(torch.device(device))
-    except (RuntimeError, AssertionError) as error:
-        return Finding(subject, State.FAILED, f"{device}: {error}", f"{torch.cuda.device_count()} devices are there")
+    properties = torch.cuda.get_device_properties(torch.device(device))
     return Finding(subject, State.OK, f"{device}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB")
 
 

@@ -14,7 +14,7 @@ from paceline_drafter.settings import DrafterSettings
 from paceline_gateway.settings import GatewaySettings
 from paceline_verifier.settings import VerifierSettings
 
-from paceline.drafting.method import METHOD_NAMES
+from paceline.method_names import METHOD_NAMES
 from paceline.runtime.settings import ServiceSettings
 
 SCHEMA_FILE = Path(__file__).resolve().parents[1] / "k8s" / "chart" / "values.schema.json"

@@ -235,14 +235,27 @@ async def test_a_drafter_that_is_not_there_is_a_warning_that_names_it(tmp_path: 
         assert run.evidence.drafter == ""
 
 
-async def test_a_method_that_nobody_offers_is_a_warning(tmp_path: Path) -> None:
+async def test_a_known_method_that_nobody_offers_is_a_warning_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
     async with Fleet.start(tmp_path, LAW, method=perfect_method(LAW)) as fleet, fleet.client() as client:
-        run = await generate(client, fleet.request(PROMPT, method="eagle"))
-        assert "'eagle'" in run.started.warnings[0]
+        run = await generate(client, fleet.request(PROMPT, method="ngram"))
+        assert "'ngram'" in run.started.warnings[0]
         assert run.evidence.draft_tokens == 0
+        with pytest.raises(InvalidArgument, match="known are draft_model, ngram, scripted") as caught:
+            await generate(client, fleet.request(PROMPT, method="eagle"))
+        assert caught.value.field == "speculation.method"
         run = await generate(client, fleet.request(PROMPT, method="scripted"))
         assert run.started.warnings == ()
         assert run.evidence.methods == ("scripted",)
+
+
+async def test_a_drafter_that_is_away_does_not_make_its_method_unknown(tmp_path: Path) -> None:
+    async with Fleet.start(tmp_path, LAW, method=perfect_method(LAW)) as fleet, fleet.client() as client:
+        await fleet.drafters[0].kill()
+        assert fleet.gateway.drafters is not None
+        drafters = fleet.gateway.drafters
+        await until(lambda: not drafters.snapshot.ready)
+        run = await generate(client, fleet.request(PROMPT, method="scripted"))
+        assert "'scripted'" in run.started.warnings[0]
 
 
 async def test_a_prompt_beyond_the_drafters_context_is_a_warning(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ class Door:
             ) from None
 
     async def _prepare(self, request: GenerationRequest) -> PreparedRequest:
-        verifiers = self._services.verifiers.snapshot
+        verifiers, drafters = self._services.verifiers.snapshot, self._services.drafters.snapshot
 
         def work() -> PreparedRequest:
             return prepare(
@@ -171,6 +171,7 @@ class Door:
                 template=self._template,
                 vocab_size=min(self._tokenizer.vocab_size, verifiers.vocab_size),
                 max_model_len=verifiers.max_model_len,
+                offered_methods=drafters.seen_methods,
             )
 
         return await asyncio.to_thread(work) if _prompt_length(request) > _INLINE_LENGTH else work()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -49,6 +50,7 @@ class PoolSnapshot:
         draining: addresses of those that take none any more, while running sessions may go on there.
         troubles: per address of the others, why they cannot be used.
         settled: discovery has answered, and every replica has been tried at least once.
+        seen_methods: methods on offer, now or when a replica that is away was last there.
         nothing_found: why there is no replica to be tried; empty if there is one.
     """
 
@@ -56,6 +58,7 @@ class PoolSnapshot:
     troubles: tuple[tuple[str, str], ...] = ()
     settled: bool = False
     draining: tuple[str, ...] = ()
+    seen_methods: tuple[str, ...] = ()
     nothing_found: str = ""
 
     @property
@@ -71,7 +74,7 @@ class PoolSnapshot:
     @property
     def methods(self) -> tuple[str, ...]:
         """Methods on offer, each once; those of a chain one by one."""
-        return tuple(dict.fromkeys(method for replica in self.ready for method in replica.info.methods))
+        return _methods(self.ready)
 
     def offers(self, method: str) -> bool:
         """Whether a ready replica can draft by the method; empty for any."""
@@ -297,6 +300,7 @@ class Pool:
             troubles=tuple([(link.address, link.trouble) for link in present if not link.up]),
             settled=self._discovered and all(link.state is not LinkState.CONNECTING for link in present),
             draining=tuple([member.link.address for member in members if member.standing is not _Standing.PRESENT]),
+            seen_methods=_methods([member.link.replica for member in members]),
             nothing_found="" if present else self._why_nothing_found(),
         )
         if self.snapshot.settled:
@@ -313,6 +317,10 @@ class Pool:
         if not name:
             return ""
         return f"{name} names no replica that takes sessions" if self._discovered else f"{name} has not answered yet"
+
+
+def _methods(replicas: Iterable[Replica | None]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(method for replica in replicas if replica for method in replica.info.methods))
 
 
 def _usable(link: Link, find: FindReplica) -> Replica | None:

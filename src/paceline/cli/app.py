@@ -18,9 +18,9 @@ from paceline.cli.console import (
 )
 from paceline.cli.fleet_options import DEFAULT_ADDRESS, DEFAULT_HTTP_PORT, DEFAULT_MODEL, DEFAULT_PORT, FleetOptions
 from paceline.cli.serve import ServiceName
-from paceline.drafting.method import METHOD_NAMES
 from paceline.errors import PacelineError
 from paceline.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, exit_code
+from paceline.method_names import METHOD_NAMES
 
 
 class ErrorsInOneLine(TyperGroup):

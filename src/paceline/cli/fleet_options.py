@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cli.cores import is_cpu
-from paceline.drafting.method import METHOD_NAMES
 from paceline.errors import InvalidArgument
+from paceline.method_names import METHOD_NAMES
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_PORT = 7400

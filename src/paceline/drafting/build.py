@@ -9,11 +9,12 @@ from pathlib import Path
 from paceline.drafting.draft_model import DraftModelMethod
 from paceline.drafting.draft_runner import DraftRunner
 from paceline.drafting.fallback import FallbackMethod
-from paceline.drafting.method import METHOD_NAMES, DraftMethod
+from paceline.drafting.method import DraftMethod
 from paceline.drafting.ngram import NgramMethod
 from paceline.drafting.onnx_runner import OnnxDraftRunner, is_onnx_model
 from paceline.drafting.torch_runner import TorchDraftRunner
 from paceline.errors import ConfigurationError
+from paceline.method_names import METHOD_NAMES
 from paceline.model_source import Progress, resolve
 from paceline.quantize import Bits, quantize
 from paceline.text.tokenizer import Tokenizer

@@ -12,9 +12,6 @@ from typing import Protocol
 
 from paceline.messages import SamplingParams
 
-METHOD_NAMES = ("draft_model", "ngram")
-"""Methods that a chain may name."""
-
 
 @dataclass(frozen=True, slots=True)
 class MethodInfo:

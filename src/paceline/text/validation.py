@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from paceline.errors import InvalidArgument
 from paceline.messages import AcceptanceRule, SamplingParams
+from paceline.method_names import METHOD_NAMES
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.commit import EndSettings
 from paceline.text.request import ChatPrompt, GenerationRequest, PreparedRequest, Prompt, TextPrompt, TokenPrompt
@@ -65,6 +66,7 @@ def prepare(
     template: ChatTemplate,
     vocab_size: int,
     max_model_len: int,
+    offered_methods: Collection[str] = (),
     limits: RequestLimits = DEFAULT_LIMITS,
 ) -> PreparedRequest:
     """Checks a request, turns its prompt into ids and settles when it ends.
@@ -77,12 +79,13 @@ def prepare(
         template: the model's chat template.
         vocab_size: ids at or above it are refused.
         max_model_len: tokens that one session may hold.
+        offered_methods: drafting methods of the fleet's own, which may be asked for besides those of Paceline.
         limits: sizes that the door accepts.
 
     Raises:
         InvalidArgument: a field cannot work; nothing was done.
     """
-    validate(request, vocab_size=vocab_size, limits=limits)
+    validate(request, vocab_size=vocab_size, offered_methods=offered_methods, limits=limits)
     prompt_ids = _encode(request.prompt, tokenizer, template)
     max_new_tokens = fit_context(
         len(prompt_ids), request.max_tokens, request.sampling.min_tokens, max_model_len=max_model_len
@@ -98,7 +101,13 @@ def prepare(
     return PreparedRequest(prompt_ids, end, request)
 
 
-def validate(request: GenerationRequest, *, vocab_size: int, limits: RequestLimits = DEFAULT_LIMITS) -> None:
+def validate(
+    request: GenerationRequest,
+    *,
+    vocab_size: int,
+    offered_methods: Collection[str] = (),
+    limits: RequestLimits = DEFAULT_LIMITS,
+) -> None:
     """Checks all that can be checked without a tokenizer.
 
     Raises:
@@ -108,7 +117,7 @@ def validate(request: GenerationRequest, *, vocab_size: int, limits: RequestLimi
     validate_sampling(request.sampling, vocab_size=vocab_size, limits=limits)
     _check_lengths(request)
     _check_stop(request.stop, limits)
-    _check_speculation(request, limits)
+    _check_speculation(request, offered_methods, limits)
     if request.seed is not None and not _INT64[0] <= request.seed <= _INT64[1]:
         raise InvalidArgument(f"seed is {request.seed}; it must fit 64 bits, sign included", field="seed")
     if request.session is not None and not _SESSION_NAME.fullmatch(request.session):
@@ -260,7 +269,7 @@ def _check_stop(stop: Sequence[str], limits: RequestLimits) -> None:
         _check_text(text, f"stop[{index}]", 4 * limits.max_stop_chars)
 
 
-def _check_speculation(request: GenerationRequest, limits: RequestLimits) -> None:
+def _check_speculation(request: GenerationRequest, offered_methods: Collection[str], limits: RequestLimits) -> None:
     if request.rule is not AcceptanceRule.MATCH:
         raise InvalidArgument(
             f"acceptance_rule {request.rule.value!r} is not available; use 'match'", field="acceptance_rule"
@@ -269,6 +278,12 @@ def _check_speculation(request: GenerationRequest, limits: RequestLimits) -> Non
     if not _METHOD_NAME.fullmatch(options.method):
         raise InvalidArgument(
             "speculation.method must be at most 64 characters of [a-z0-9_]", field="speculation.method"
+        )
+    known = tuple(dict.fromkeys([*METHOD_NAMES, *offered_methods]))
+    if options.method and options.method not in known:
+        raise InvalidArgument(
+            f"speculation.method {options.method!r} is not known here; known are {', '.join(known)}",
+            field="speculation.method",
         )
     count = options.num_speculative_tokens
     if count is not None and not 0 <= count <= limits.max_speculative_tokens:

@@ -14,8 +14,8 @@ from paceline.cli.child import ChildSpec
 from paceline.cli.fleet_commands import FleetCommands
 from paceline.cli.fleet_options import FleetOptions
 from paceline.cli.prepare import Prepared
-from paceline.drafting.method import METHOD_NAMES
 from paceline.errors import InvalidArgument
+from paceline.method_names import METHOD_NAMES
 from paceline.runtime.settings import load_settings
 
 _PREPARED = Prepared("/models/target", "/models/copy")

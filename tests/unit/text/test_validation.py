@@ -105,6 +105,12 @@ REFUSED = [
         r"65; it must be in \[0, 64\]",
     ),
     ("method", replace(GOOD, speculation=SpeculationOptions(method="../x")), "speculation.method", "64 characters"),
+    (
+        "method that nobody has",
+        replace(GOOD, speculation=SpeculationOptions(False, "eagle")),
+        "speculation.method",
+        "'eagle' is not known here; known are draft_model, ngram",
+    ),
 ]
 RANGES = [
     ("temperature", (0.0, 1e-6, 1e-5, 2.0, 100.0), (-0.1, 100.1)),
@@ -160,6 +166,18 @@ def test_what_is_at_the_limits_passes() -> None:
     )
     validate(replace(GOOD, sampling=SamplingParams(top_logprobs=0)), vocab_size=VOCAB_SIZE)
     validate(chat(*[(role, "") for role in ("system", "user", "assistant", "tool")]), vocab_size=VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("method", ["", "draft_model", "ngram", "medusa"])
+def test_methods_of_paceline_and_of_the_fleet_may_be_asked_for(method: str) -> None:
+    request = replace(GOOD, speculation=SpeculationOptions(method=method))
+    validate(request, vocab_size=VOCAB_SIZE, offered_methods=("medusa", "ngram"))
+    with pytest.raises(InvalidArgument, match=r"known are draft_model, ngram, medusa$"):
+        validate(
+            replace(GOOD, speculation=SpeculationOptions(method="eagle")),
+            vocab_size=VOCAB_SIZE,
+            offered_methods=("medusa", "ngram"),
+        )
 
 
 @pytest.fixture(scope="module")

@@ -126,7 +126,7 @@ async def test_a_bad_field_is_named_and_nothing_runs(tmp_path: Path) -> None:
         (COMPLETIONS, {"prompt": "a", "logprobs": 21}, "logprobs"),
         (COMPLETIONS, {"prompt": ["a"] * 33}, "prompt"),
         (CHAT, {"messages": []}, "messages"),
-        (CHAT, {"messages": [{"role": "developer", "content": "a"}]}, "messages[0].role"),
+        (CHAT, {"messages": [{"role": "narrator", "content": "a"}]}, "messages[0].role"),
         (CHAT, {"messages": [{"role": "user", "content": ""}]}, "messages"),
         (CHAT, {"messages": [{"role": "user", "content": "a" * 256}]}, "messages"),
         (CHAT, {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 21}, "top_logprobs"),

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PlainValidator
+from pydantic import AfterValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from paceline.text.request import Prompt, TextPrompt, TokenPrompt
-from paceline.text.validation import MAX_TOP_LOGPROBS
+from paceline.text.validation import MAX_TOP_LOGPROBS, ROLES
 from paceline_gateway.http.request_fields import GenerationFields, RequestObject, bounds, request_config
 from paceline_gateway.http.unsupported import CHAT_NO_OPS, COMPLETION_NO_OPS, MESSAGE_NO_OPS, NoOps
 
 PART_SEPARATOR = "\n"
 """Between the text parts of one message."""
+_OTHER_ROLES = {"developer": "system"}
+"""OpenAI's newer name of a role that chat templates know by the older one."""
 _SHOWN_CHARS = 128
 """Of a kind of part that a client made up."""
 _MAX_PROMPTS = 4096
@@ -51,6 +53,11 @@ def _read_part(index: int, part: Any) -> str:
     return text
 
 
+def read_role(role: str) -> str:
+    """The role as chat templates know it. The door says which there are."""
+    return _OTHER_ROLES.get(role, role)
+
+
 Content = Annotated[str, PlainValidator(read_content, json_schema_input_type=str | list[TextPart])]
 
 
@@ -60,8 +67,8 @@ class Message(RequestObject):
     model_config = request_config(MESSAGE_NO_OPS)
     no_ops: ClassVar[NoOps] = MESSAGE_NO_OPS
 
-    role: Annotated[str, Field(json_schema_extra={"enum": ["system", "user", "assistant", "tool"]})]
-    """Who speaks."""
+    role: Annotated[str, AfterValidator(read_role), Field(json_schema_extra={"enum": [*ROLES, *_OTHER_ROLES]})]
+    """Who speaks; developer is another name of system."""
     content: Content
     """What is said; text parts are joined by newlines."""
 

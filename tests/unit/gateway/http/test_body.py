@@ -254,3 +254,8 @@ def test_four_kinds_of_prompt(prompt: Any, prompts: tuple[Any, ...]) -> None:
 def test_no_kind_of_prompt(prompt: Any) -> None:
     error = refused(CompletionRequest, json.dumps({"prompt": prompt}).encode())
     assert (error.field, error.message[:14]) == ("prompt", "prompt must be")
+
+
+def test_developer_is_another_name_of_system() -> None:
+    turns = [{"role": role, "content": "x"} for role in ("developer", "system", "user", "assistant", "tool")]
+    assert [turn.role for turn in chat(messages=turns).messages] == ["system", "system", "user", "assistant", "tool"]

@@ -10,13 +10,17 @@ from pathlib import Path
 
 import grpc.aio
 
+from paceline.cli.fleet_options import DEFAULT_ADDRESS
 from paceline.client import AsyncClient
-from paceline.errors import InvalidArgument, Unavailable
+from paceline.errors import InvalidArgument, Unauthenticated, Unavailable
 from paceline.runtime.grpc_client import ClientTls
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+):([0-9]{1,5})")
 _UNREACHABLE = ("failed to connect", "errors resolving", "address lookup failed", "dns resolution failed")
 """Parts of gRPC's messages, in lower case, when nobody listens at an address or its host has no such name."""
+_HTTP_SPEAKS = ("failed parsing http/2", "http1.x server", "missing selected alpn property")
+"""Parts of such a message when a server of HTTP/1 listens there, the last one over TLS."""
+_HOW_KEY = "--api-key or PACELINE_API_KEY"
 _TLS_TROUBLE = ("tls handshake", "security handshaker", "socket closed")
 """Parts of such a message when somebody listens there and TLS does not come about."""
 
@@ -55,18 +59,24 @@ class Connection:
             raise InvalidArgument("--tls-ca-file, --tls-cert-file and --tls-key-file need --tls", field="tls")
         if (self.cert_file is None) != (self.key_file is None):
             raise InvalidArgument("--tls-cert-file and --tls-key-file belong together", field="tls_cert_file")
+        if not self.api_key.isascii() or not self.api_key.isprintable() or " " in self.api_key:
+            raise InvalidArgument(f"{_HOW_KEY} must be visible ASCII characters without spaces", field="api_key")
         tls = ClientTls(self.ca_file, self.cert_file, self.key_file) if self.tls else None
         return AsyncClient(self.address, tls=tls, api_key=self.api_key or None)
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """Makes gRPC's words for "nobody listens there" into what a user can act on; a gateway's own words stay.
+        """Makes what went wrong with the connection or the key into what a user of the command line can act on.
 
         Raises:
-            Unavailable: nobody listens at the address, or TLS does not come about.
+            Unauthenticated: the gateway takes no call without a key, or not with this one.
+            Unavailable: nobody listens at the address, or no gRPC or TLS comes about; a gateway's own words stay.
         """
         try:
             yield
+        except Unauthenticated as error:
+            wants = "does not know this API key: check" if self.api_key else "asks for an API key: give"
+            raise Unauthenticated(f"{self.address} {wants} {_HOW_KEY}", field="api_key") from error
         except Unavailable as error:
             explanation = self._explanation(error)
             if explanation is None:
@@ -81,6 +91,11 @@ class Connection:
         said = error.message.lower()
         if not any(part in said for part in _UNREACHABLE):
             return None
+        if any(part in said for part in _HTTP_SPEAKS):
+            return (
+                f"{self.address} looks like HTTP, and this command speaks gRPC: give the gateway's gRPC port with "
+                f"--address, such as {DEFAULT_ADDRESS} (`paceline up` prints it)"
+            )
         if self.tls and any(part in said for part in _TLS_TROUBLE):
             return (
                 f"{self.address} does not come to terms over TLS. Does it speak TLS, does its certificate name this "

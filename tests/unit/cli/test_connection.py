@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import http.server
+import ssl
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -69,14 +73,52 @@ def test_no_printed_connection_has_a_key_in_it() -> None:
 def test_a_key_that_no_header_holds_is_not_shown() -> None:
     result = CliRunner().invoke(app, ["generate", "hi", "--api-key", f"{KEY} é"])
     assert result.exit_code == EXIT_USAGE
-    assert result.stderr == "error: the API key must be visible ASCII characters without spaces (api_key)\n"
+    assert result.stderr == ("error: --api-key or PACELINE_API_KEY must be visible ASCII characters without spaces\n")
 
 
-def test_a_gateway_that_wants_a_key_says_so_itself(gateway: ScriptedGateway, address: str) -> None:
-    gateway.events, gateway.error = (), Unauthenticated("an API key is required")
-    result = CliRunner().invoke(app, ["generate", "hi", "--address", address])
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [([], "asks for an API key: give"), (["--api-key", KEY], "does not know this API key: check")],
+)
+def test_a_gateway_that_wants_another_key(gateway: ScriptedGateway, address: str, flags: list[str], words: str) -> None:
+    gateway.events, gateway.error = (), Unauthenticated("an API key is required: send the header", field="h")
+    result = CliRunner().invoke(app, ["generate", "hi", "--address", address, *flags])
     assert result.exit_code == EXIT_USAGE
-    assert result.stderr == "error: an API key is required\n"
+    assert result.stderr == f"error: {address} {words} --api-key or PACELINE_API_KEY\n"
+
+
+@contextmanager
+def http_server(*, tls: bool) -> Iterator[str]:
+    """A server of HTTP/1 on a free port; the address."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), QuietHandler) as server:
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(CERTIFICATES / "server.pem", CERTIFICATES / "server.key")
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class QuietHandler(http.server.BaseHTTPRequestHandler):
+    """Answers every request with an error and logs nothing."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
+        pass
+
+
+@COMMANDS
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_an_http_port_is_recognised(command: list[str], tls: bool) -> None:
+    with http_server(tls=tls) as address:
+        result = CliRunner().invoke(app, [*command, "--address", address, *(CA if tls else [])])
+    assert result.exit_code == EXIT_UNAVAILABLE
+    assert result.stderr.startswith(f"error: {address} looks like HTTP, ")
+    assert "--address, such as 127.0.0.1:7400" in result.stderr
 
 
 @COMMANDS

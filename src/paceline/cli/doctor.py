@@ -24,6 +24,8 @@ from paceline.session.redis_store import RedisStore
 
 _NEEDED_MEMORY_BYTES = 3 * 2**30
 _NEEDED_DISK_BYTES = 2 * 2**30
+_PORTS = {"--port": "port", "--http-port": "HTTP port"}
+"""Options of `paceline up` and how their check is called."""
 
 
 class State(Enum):
@@ -105,7 +107,18 @@ def _print(report: Report) -> None:
             table.add_row("", "", Text(f"→ {finding.advice}", marks[finding.state][1]))
     console = out()
     console.print(table)
-    console.print("Everything is there: try `paceline up`." if report.healthy else "Something is missing, see above.")
+    console.print(closing(report))
+
+
+def closing(report: Report) -> str:
+    """The last line: what to do next."""
+    if not report.healthy:
+        return "Something is missing, see above."
+    not_ok = {finding.subject for finding in report.findings if finding.state is not State.OK}
+    taken = [f"{flag} 0" for flag, subject in _PORTS.items() if subject in not_ok]
+    if taken:
+        return f"A port cannot be taken: stop what has it, or try `paceline up {' '.join(taken)}`."
+    return "Everything is there: try `paceline up`."
 
 
 def check_python() -> Finding:
@@ -210,7 +223,7 @@ def check_port(flag: str, port: int) -> Finding:
         flag: the option of `paceline up` that names the port.
         port: 0 for any free one.
     """
-    subject = "port" if flag == "--port" else "HTTP port"
+    subject = _PORTS[flag]
     if reason := why_not_free(port):
         advice = f"a fleet may be running already; otherwise use {flag} 0 for a free one"
         return Finding(subject, State.WARNING, f"{port} cannot be taken: {reason}", advice)

@@ -11,7 +11,17 @@ from typer.testing import CliRunner
 
 from paceline.cli import doctor
 from paceline.cli.app import app
-from paceline.cli.doctor import State, check_cores, check_devices, check_memory, check_model, check_packages, check_port
+from paceline.cli.doctor import (
+    Report,
+    State,
+    check_cores,
+    check_devices,
+    check_memory,
+    check_model,
+    check_packages,
+    check_port,
+    closing,
+)
 from paceline.model_source import BUILT_IN
 
 
@@ -77,6 +87,20 @@ def test_a_port_that_is_taken(flag: str) -> None:
         finding = check_port(flag, other.getsockname()[1])
     assert finding.state is State.WARNING
     assert f"use {flag} 0 " in finding.advice
+
+
+def test_the_last_line_does_not_send_into_a_taken_port() -> None:
+    free = (check_port("--port", 0), check_port("--http-port", 0))
+    assert closing(Report(True, free)) == "Everything is there: try `paceline up`."
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        grpc, http = check_port("--port", port), check_port("--http-port", port)
+    end = "stop what has it, or try `paceline up"
+    assert closing(Report(True, (grpc, http))) == f"A port cannot be taken: {end} --port 0 --http-port 0`."
+    assert closing(Report(True, (free[0], http))) == f"A port cannot be taken: {end} --http-port 0`."
+    assert closing(Report(False, (grpc, http))) == "Something is missing, see above."
 
 
 def test_one_core_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

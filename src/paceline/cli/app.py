@@ -120,7 +120,13 @@ def up(
     log_dir: Annotated[Path, typer.Option(help="Folder of the processes' logs.")] = Path("paceline-logs"),
     json_output: Json = False,
 ) -> None:
-    """Starts Redis, verifiers, drafters and a gateway on this machine; Ctrl-C stops them all."""
+    """Starts Redis, verifiers, drafters and a gateway on this machine; Ctrl-C stops them all.
+
+    PACELINE_GATEWAY_*, PACELINE_VERIFIER_* and PACELINE_DRAFTER_* in the environment reach the services: API keys, TLS,
+    log format and all that `paceline serve gateway --help` lists and no option here decides. For example:
+
+    PACELINE_GATEWAY_API_KEYS_FILE=keys.txt PACELINE_GATEWAY_LOG_FORMAT=json paceline up
+    """
     from paceline.cli.up import run_up
 
     options = FleetOptions(

@@ -200,6 +200,14 @@ def test_up_defaults_are_those_of_the_options(monkeypatch: pytest.MonkeyPatch) -
     assert seen == [FleetOptions()]
 
 
+def test_up_help_says_how_to_reach_the_services_settings() -> None:
+    told = " ".join(CliRunner().invoke(app, ["up", "--help"], env={"COLUMNS": "120"}).stdout.split())
+    for service in ("GATEWAY", "VERIFIER", "DRAFTER"):
+        assert f"PACELINE_{service}_*" in told
+    assert "PACELINE_GATEWAY_API_KEYS_FILE=keys.txt PACELINE_GATEWAY_LOG_FORMAT=json paceline up" in told
+    assert "PACELINE" not in CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"}).stdout  # one line for each
+
+
 def test_up_passes_both_ports_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[FleetOptions] = []
 

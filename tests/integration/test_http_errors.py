@@ -160,6 +160,18 @@ async def test_bodies_that_are_no_request(tmp_path: Path) -> None:
             assert response.status_code == 200
 
 
+async def test_load_balancers_may_ask_for_the_head_only(tmp_path: Path) -> None:
+    async with http_fleet(tmp_path, LAW) as (fleet, http):
+        for path in ("/health", "/ready", "/version"):
+            asked, whole = await http.head(path), await http.get(path)
+            assert (asked.status_code, asked.content) == (200, b"")
+            assert asked.headers["content-length"] == whole.headers["content-length"] == str(len(whole.content))
+        await fleet.verifiers[0].kill()
+        await until(lambda: not fleet.verifier_pool.snapshot.ready)
+        assert ((await http.head("/ready")).status_code, (await http.head("/health")).status_code) == (503, 200)
+        await fleet.verifiers[0].boot()
+
+
 async def test_unknown_models_paths_and_methods(tmp_path: Path) -> None:
     async with http_fleet(tmp_path, LAW) as (_, http):
         for endpoint in ENDPOINTS:

@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from paceline_gateway.http.errors import CODES, OTHER_CODE
 
 from paceline import errors
 from paceline.errors import Failure, PacelineError, from_failure
@@ -52,6 +53,14 @@ def test_the_table_of_the_documents_is_this_one() -> None:
         code: (error_class.__name__, status.name, str(http_status), "" if retry is None else f"after {retry} s")
         for error_class, code, status, http_status, retry in TABLE
     }
+
+
+def test_codes_that_only_http_sends_are_in_the_document() -> None:
+    statuses = {code: str(status) for status, code in CODES.items()} | {OTHER_CODE: "the server's own"}
+    of_http_only = {code: status for code, status in statuses.items() if code not in {row[1] for row in TABLE}}
+    rows = [tuple(cell.strip(" `") for cell in line.split("|")[1:3]) for line in DOCUMENT.read_text().splitlines()]
+    assert of_http_only.items() <= {row[0]: row[1] for row in rows if len(row) == 2}.items()
+    assert set(of_http_only) == {"method_not_allowed", "http_error"}
 
 
 @pytest.mark.parametrize(("error_class", "code", "status", "http_status", "retry_after_s"), TABLE)

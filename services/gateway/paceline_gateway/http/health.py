@@ -48,14 +48,16 @@ class Version(ResponseModel):
 
 
 def health_routes(front: Front) -> APIRouter:
-    """The routes, none of which asks for a key."""
+    """The routes, none of which asks for a key. Load balancers may ask for the head only."""
     routes = APIRouter(tags=["operations"])
 
+    @routes.head("/health", include_in_schema=False)
     @routes.get("/health", response_model=Health)
     async def health() -> Response:
         """Whether the process is alive, and what it has to work with."""
         return _json(await _health(front))
 
+    @routes.head("/ready", include_in_schema=False)
     @routes.get("/ready", response_model=Ready, responses={503: {"model": ErrorBody, "description": "Not now."}})
     async def ready() -> Response:
         """Whether requests are served: not while starting, draining or without a verifier."""
@@ -66,6 +68,7 @@ def health_routes(front: Front) -> APIRouter:
             raise Unavailable("no verifier is ready")
         return _json(Ready(status="ready"))
 
+    @routes.head("/version", include_in_schema=False)
     @routes.get("/version", response_model=Version)
     async def version() -> Response:
         """The server's version."""

@@ -9,16 +9,19 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
+from paceline_drafter.settings import DrafterSettings
 from paceline_gateway.api_keys import ApiKeys
 from paceline_gateway.http.app import make_app
 from paceline_gateway.http.body import parse
 from paceline_gateway.http.front import Front, FrontLimits
+from paceline_gateway.http.request_fields import StreamOptions
 from paceline_gateway.http.requests import ChatCompletionRequest, CompletionRequest
 from paceline_gateway.http.responses import SpeculativeDecoding
 from paceline_gateway.http.unsupported import CHAT_NO_OPS, COMPLETION_NO_OPS
 from paceline_gateway.metrics import GatewayMetrics
 from paceline_gateway.servicer import GenerationServicer
 from paceline_gateway.sessions import Sessions
+from paceline_gateway.settings import GatewaySettings
 from prometheus_client import CollectorRegistry
 
 from paceline.errors import InvalidArgument
@@ -97,6 +100,19 @@ def test_every_field_is_described(document: dict[str, Any], request_model: type[
     for name, field in schema["properties"].items():
         assert field.get("description"), name
         assert f"`{name}`" in PAGE, name
+
+
+def test_every_option_of_a_stream_is_described() -> None:
+    for name in StreamOptions.model_fields.keys() | StreamOptions.no_ops.keys():
+        assert re.search(rf"\b{name}\b", PAGE), name
+
+
+def test_flags_that_newcomers_are_told_exist() -> None:
+    section = PAGE.partition("## Coming from vLLM")[2].partition("\n## ")[0]
+    rows = [line.split("|")[2] for line in section.splitlines() if line.startswith("| `--")]
+    told = {name.replace("-", "_") for row in rows for name in re.findall(r"`--([a-z-]+)`", row)}
+    assert {"model_name", "api_keys_file", "num_speculative_tokens"} <= told
+    assert told <= GatewaySettings.model_fields.keys() | DrafterSettings.model_fields.keys()
 
 
 def test_every_measurement_is_described() -> None:

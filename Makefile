@@ -40,6 +40,7 @@ help: ## Lists the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Creates .venv and installs the library, the three services and the tools (once)
+	@echo "Paceline is in $(VENV): say \`. $(BIN)/activate\` and then \`paceline doctor\`, or call $(BIN)/paceline"
 
 $(STAMP): pyproject.toml $(wildcard services/*/pyproject.toml) constraints.txt
 	@test -n "$(PYTHON)" || { echo "No python3 found: install CPython 3.11 or newer, or say PYTHON=/path/to/python3"; exit 1; }
@@ -90,6 +91,11 @@ bench-http: model ## Measures streaming over HTTP against streaming over gRPC on
 	@$(BIN)/python -m bench.http_overhead $(BENCH_ARGS)
 
 images: ## Builds the container images paceline-gateway, -verifier and -drafter (docs/images.md)
+	@command -v "$(firstword $(CONTAINER_TOOL))" >/dev/null || { echo "No $(CONTAINER_TOOL) found: install Docker with buildx, or say" \
+	  "make images CONTAINER_TOOL=podman (or buildah, or the path of one); see docs/images.md"; exit 1; }
+	@DOCKER_BUILDKIT=1 $(CONTAINER_TOOL) build --help >/dev/null 2>&1 || { echo "$(CONTAINER_TOOL) cannot build: Docker" \
+	  "needs its buildx plugin (https://docs.docker.com/go/buildx), or say make images CONTAINER_TOOL=podman; see" \
+	  "docs/images.md"; exit 1; }
 	@set -e; for service in $(SERVICES); do \
 	  DOCKER_BUILDKIT=1 $(CONTAINER_TOOL) build --file services/$$service/Dockerfile \
 	    --tag $(IMAGE_PREFIX)paceline-$$service:$(IMAGE_TAG) \

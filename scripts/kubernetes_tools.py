@@ -144,7 +144,8 @@ def main() -> None:
     given = vars(parser.parse_args())
     for release in HELM_RELEASES:
         own = given[f"helm{release.major}"]
-        fetch(release, Path(shutil.which(own) or own) if own else None)
+        path = fetch(release, Path(shutil.which(own) or own) if own else None)
+        print(f"Helm {release.major}: {path}")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,9 @@ MAX_REPETITION_PENALTY = 100.0
 _SESSION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _METHOD_NAME = re.compile(r"[a-z0-9_]{0,64}")
 _INT32_MAX = 2**31 - 1
+_LEAST_PROBED_CHARS = 16_384
+_PROBED_CHARS_PER_TOKEN = 16
+"""A text that fits has hardly ever more, so that it is not encoded twice."""
 _INT64 = (-(2**63), 2**63 - 1)
 
 
@@ -86,7 +89,7 @@ def prepare(
         InvalidArgument: a field cannot work; nothing was done.
     """
     validate(request, vocab_size=vocab_size, offered_methods=offered_methods, limits=limits)
-    prompt_ids = _encode(request.prompt, tokenizer, template)
+    prompt_ids = _encode(request.prompt, tokenizer, template, max_model_len)
     max_new_tokens = fit_context(
         len(prompt_ids), request.max_tokens, request.sampling.min_tokens, max_model_len=max_model_len
     )
@@ -148,14 +151,34 @@ def fit_context(prompt_tokens: int, max_tokens: int | None, min_tokens: int, *, 
     return room if max_tokens is None else min(max_tokens, room)
 
 
-def _encode(prompt: Prompt, tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, ...]:
+def _encode(prompt: Prompt, tokenizer: Tokenizer, template: ChatTemplate, max_model_len: int) -> tuple[int, ...]:
     match prompt:
         case TextPrompt(text):
+            _check_room(text, tokenizer, max_model_len)
             return tokenizer.encode(text)
         case ChatPrompt(messages):
-            return tokenizer.encode(template.render(messages), add_special_tokens=False)
+            text = template.render(messages)
+            _check_room(text, tokenizer, max_model_len)
+            return tokenizer.encode(text, add_special_tokens=False)
         case TokenPrompt(ids):
             return ids
+
+
+def _check_room(text: str, tokenizer: Tokenizer, max_model_len: int) -> None:
+    """Refuses a text whose beginning alone is too long: to encode four megabytes takes seconds and 700 MB.
+
+    How a text is cut changes the tokens around the cut, hence the margin.
+    """
+    num_chars = max(_LEAST_PROBED_CHARS, _PROBED_CHARS_PER_TOKEN * max_model_len)
+    while num_chars < len(text):
+        if 4 * len(tokenizer.encode(text[:num_chars], add_special_tokens=False)) > 5 * max_model_len:
+            raise InvalidArgument(
+                f"prompt has {len(text)} characters, which are more tokens than the {max_model_len - 1} that are "
+                f"allowed, since the model's context of {max_model_len} tokens must hold at least one generated token "
+                "too",
+                field="prompt",
+            )
+        num_chars *= 4
 
 
 def _check_prompt(prompt: Prompt, vocab_size: int, limits: RequestLimits) -> None:

@@ -243,3 +243,55 @@ def test_a_chat_for_a_model_without_a_template_is_refused(folder: Path) -> None:
             max_model_len=CONTEXT,
         )
     assert caught.value.field == "chat"
+
+
+class Counting(Tokenizer):
+    """Counts the characters that it was given."""
+
+    num_chars = 0
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        self.num_chars += len(text)
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_of_a_text_that_is_far_too_long_only_the_beginning_is_encoded(tmp_path: Path, chat: bool) -> None:
+    tokenizer = Counting.load(write_byte_level(tmp_path))
+    assert isinstance(tokenizer, Counting)
+    text = "hello " * 100_000
+    asked = prompt(ChatPrompt((ChatMessage("user", text),)) if chat else TextPrompt(text))
+    with pytest.raises(InvalidArgument, match=r"more tokens than the 63 that are allowed") as refused:
+        prepare(
+            asked,
+            tokenizer=tokenizer,
+            template=ChatTemplate.load(tmp_path),
+            vocab_size=VOCAB_SIZE,
+            max_model_len=CONTEXT,
+        )
+    assert refused.value.field == "prompt"
+    assert tokenizer.num_chars < len(text) / 10
+
+
+def test_a_long_text_of_few_tokens_is_read_to_its_end(tmp_path: Path) -> None:
+    tokenizer = Counting.load(write_byte_level(tmp_path))
+    assert isinstance(tokenizer, Counting)
+    text = "hello " * 10_000
+    num_tokens = len(tokenizer.encode(text))
+    tokenizer.num_chars = 0
+    ready = prepare(
+        prompt(TextPrompt(text)),
+        tokenizer=tokenizer,
+        template=ChatTemplate.load(tmp_path),
+        vocab_size=VOCAB_SIZE,
+        max_model_len=num_tokens + 1,
+    )
+    assert ready.prompt_ids == tokenizer.encode(text)
+    with pytest.raises(InvalidArgument, match=f"prompt has {num_tokens} tokens"):
+        prepare(
+            prompt(TextPrompt(text)),
+            tokenizer=tokenizer,
+            template=ChatTemplate.load(tmp_path),
+            vocab_size=VOCAB_SIZE,
+            max_model_len=num_tokens,
+        )

@@ -316,3 +316,11 @@ async def test_a_client_that_asks_before_it_sends(front: FrontDoor) -> None:
     body = b'{"prompt": [1, 2, 3], "max_tokens": 2}'
     head = post_bytes(COMPLETIONS, body, "Expect: 100-continue").removesuffix(body)
     assert await exchange(front, head, 2, last=body) == [100, 200]
+
+
+async def test_what_follows_a_request_of_two_lengths_is_not_looked_at(front: FrontDoor) -> None:
+    """A proxy that believes in the length would take the second request for the body of the first."""
+    smuggled = get("/version")
+    content = HEAD + b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n" % (5 + len(smuggled))
+    assert await exchange(front, content + b"0\r\n\r\n" + smuggled, count=2) == [400]
+    assert await exchange(front, CHUNKED + b"0\r\n\r\n" + smuggled, count=2) == [400, 200]

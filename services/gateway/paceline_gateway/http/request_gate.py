@@ -45,7 +45,8 @@ class RequestGate:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                more = [(_HEADER, request_id.encode())] + ([_CLOSE] if self._draining() else [])
+                ends = self._draining() or _framed_twice(scope)
+                more = [(_HEADER, request_id.encode())] + ([_CLOSE] if ends else [])
                 message["headers"] = [*message.get("headers", ()), *more]
             await send(message)
 
@@ -56,3 +57,8 @@ class RequestGate:
             if started:
                 raise  # the connection is closed, so that the answer does not look whole
             await internal_error_response()(scope, receive, send_named)
+
+
+def _framed_twice(scope: Scope) -> bool:
+    """Whether a proxy may take another place for the request's end: what comes after it is not looked at (RFC 9112)."""
+    return {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}

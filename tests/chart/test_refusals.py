@@ -96,6 +96,10 @@ BY_A_TEMPLATE: dict[str, tuple[Values, list[str]]] = {
         drafter(method=["ngram", "draft_model"]),
         ["drafters[small]: method ngram,draft_model needs the draft model"],
     ),
+    "two devices for one model": (
+        verifier(resources={"limits": {"nvidia.com/gpu": 2}}),
+        ["verifiers[target]: resources.limits asks for 2 of nvidia.com/gpu", "ask for 1 and raise replicas"],
+    ),
     "default method without model": (drafter(), ["method draft_model needs the draft model"]),
     "static without addresses": ({"discovery": {"mode": "static"}}, ["discovery.static.verifiers is empty"]),
     "static with pools": (

@@ -229,3 +229,12 @@ def test_notes_warn_of_a_budget_that_blocks_every_drain() -> None:
     values = json.dumps({"verifiers": [pool]})
     done = run_helm(HELM_4, "install", "fleet", str(CHART), "--dry-run=client", "--values", "-", given=values)
     assert "verifiers[target]: pdb.minAvailable equals replicas" in done.output
+
+
+@pytest.mark.parametrize(("tag", "warned"), [(None, True), ("0.1.0-cuda", False)])
+def test_notes_ask_whether_the_image_of_a_device_has_its_torch(tag: str | None, warned: bool) -> None:
+    pool = {"name": "target", "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    values = json.dumps({"verifiers": [pool], "images": {"verifier": {"tag": tag}} if tag else {}})
+    done = run_helm(HELM_4, "install", "fleet", str(CHART), "--dry-run=client", "--values", "-", given=values)
+    assert done.code == 0, done.errors
+    assert ("verifiers[target] asks for a device" in done.output) is warned

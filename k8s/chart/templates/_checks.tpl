@@ -156,6 +156,11 @@
 {{- if and $pool.autoscaling.enabled (kindIs "invalid" $pool.autoscaling.targetQueueTimeSeconds) (kindIs "invalid" $pool.autoscaling.targetUtilization) -}}
 {{- fail (printf "%s: autoscaling needs targetQueueTimeSeconds or targetUtilization" .where) -}}
 {{- end -}}
+{{- range $resource, $count := default dict $pool.resources.limits -}}
+{{- if and (contains "/" $resource) (gt (int $count) 1) -}}
+{{- fail (printf "%s: resources.limits asks for %d of %s, but a model runs on one device and the others would idle; ask for 1 and raise replicas" $.where (int $count) $resource) -}}
+{{- end -}}
+{{- end -}}
 {{- if hasKey $pool "method" -}}
 {{- if and (not $pool.model) (ne (join "," $pool.method) "ngram") -}}
 {{- fail (printf "%s: method %s needs the draft model in `model`; only ngram does without" .where (join "," $pool.method)) -}}

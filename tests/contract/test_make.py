@@ -14,7 +14,13 @@ WITHOUT_BUILDX = 'echo "ERROR: BuildKit is enabled but the buildx component is m
 
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["make", *arguments], capture_output=True, text=True, check=False, cwd=ROOT, timeout=60)
+    # As from a shell, although the tests themselves may have been started by make.
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")
+    }
+    return subprocess.run(
+        ["make", *arguments], capture_output=True, text=True, check=False, cwd=ROOT, env=environment, timeout=60
+    )
 
 
 def program(path: Path, script: str) -> Path:

@@ -86,8 +86,11 @@ async def test_fifty_slow_readers_are_bounded_and_hurt_nobody(tmp_path: Path) ->
         request = GenerationRequest(TokenPrompt((4, 5, 6)), sampling=GREEDY, max_tokens=20)
         for door in front.doors:
             assert (await door.generate(request)).completion_tokens == 20
-        # Ten bytes make no room: these were passes of the three others alone.
-        assert all(parts == 1 for parts in map(len, verifier.model.passes[stopped_at:]))
+        # Ten bytes make no room: these were passes of the three others. The system's buffers may have taken a last
+        # round or two of a slow one meanwhile; ones that went on would share every pass.
+        passes = verifier.model.passes[stopped_at:]
+        assert len(passes) >= 9
+        assert sum(len(parts) - 1 for parts in passes) <= 2 * len(sipping) < (len(passes) - 1) * len(sipping)
         for task in sipping:
             task.cancel()
         await asyncio.wait(sipping)

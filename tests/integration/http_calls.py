@@ -168,3 +168,19 @@ def gather(endpoint: str, events: Sequence[dict[str, Any]], include_usage: bool)
     assert all(choice.finish_reason is not None for choice in choices.values())
     assert endpoint != CHAT or all(choice.roles == 1 for choice in choices.values())
     return Answer([choices[index] for index in sorted(choices)], usage)
+
+
+def error_of(response: httpx.Response) -> tuple[int, str, str | None, str]:
+    """Status, type, param and code; checks the shape."""
+    body = response.json()
+    assert body.keys() == {"error"}
+    error = body["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    return response.status_code, error["type"], error["param"], error["code"]
+
+
+def invalid(param: str | None) -> tuple[int, str, str | None, str]:
+    return 400, "invalid_request_error", param, "invalid_argument"

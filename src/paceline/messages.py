@@ -69,6 +69,19 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftProbs:
+    """The distribution that one draft token was drawn from; ids that are not listed have probability 0.
+
+    Attributes:
+        token_ids: distinct ids, the drafted one among them.
+        probs: one per id, float32 values in (0, 1] that sum to 1.
+    """
+
+    token_ids: tuple[int, ...]
+    probs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """Where the time of one answer went, in microseconds, as measured by the replica."""
 
@@ -133,7 +146,10 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """To the verifier: judge one block; an empty one is a plain decoding step."""
+    """To the verifier: judge one block; an empty one is a plain decoding step.
+
+    `draft_probs` belongs to the rule `ratio`: one per draft of a sampled chain, empty for drafts chosen without chance.
+    """
 
     session: str
     epoch: int
@@ -142,6 +158,7 @@ class Verify:
     prefix_hash: int
     catch_up: tuple[int, ...] = ()
     block: DraftTree = EMPTY_BLOCK
+    draft_probs: tuple[DraftProbs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +278,7 @@ class Drafted:
     confidences: tuple[float, ...] = ()
     method: str = ""
     timing: Timing = NO_TIMING
+    draft_probs: tuple[DraftProbs, ...] = ()
 
 
 VerifierCommand = Open | Verify | Close

@@ -207,6 +207,20 @@ class PagedAttention:
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
 
+    @classmethod
+    def for_layers(cls, windows: Sequence[int | None], num_kv_heads: int, head_dim: int) -> PagedAttention:
+        """The attention of a model whose layers are known and alike, so that nothing need be probed.
+
+        Args:
+            windows: of each layer, how many positions a token looks back, itself included; None for all.
+            num_kv_heads: key/value heads of every layer.
+            head_dim: numbers per head, of keys and of values.
+        """
+        attention = cls()
+        for layer, window in enumerate(windows):
+            attention.facts[layer] = LayerFacts(num_kv_heads, head_dim, head_dim, window, ())
+        return attention
+
     @property
     def attached(self) -> bool:
         """Whether the layers have their planes."""

@@ -33,7 +33,7 @@ class _AcceptanceRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Accept
     ACCEPTANCE_RULE_MATCH: _AcceptanceRule.ValueType  # 1
     """Sample-and-match: the target samples every position with keyed noise and keeps the drafts that equal its sample."""
     ACCEPTANCE_RULE_RATIO: _AcceptanceRule.ValueType  # 2
-    """Leviathan/Chen rejection sampling. Only the distribution is promised. Not offered yet: refused as INVALID_ARGUMENT."""
+    """Leviathan/Chen rejection sampling, for chains. Only the distribution is promised."""
 
 class AcceptanceRule(_AcceptanceRule, metaclass=_AcceptanceRuleEnumTypeWrapper):
     """How the verifier decides which draft tokens to keep."""
@@ -43,7 +43,7 @@ ACCEPTANCE_RULE_UNSPECIFIED: AcceptanceRule.ValueType  # 0
 ACCEPTANCE_RULE_MATCH: AcceptanceRule.ValueType  # 1
 """Sample-and-match: the target samples every position with keyed noise and keeps the drafts that equal its sample."""
 ACCEPTANCE_RULE_RATIO: AcceptanceRule.ValueType  # 2
-"""Leviathan/Chen rejection sampling. Only the distribution is promised. Not offered yet: refused as INVALID_ARGUMENT."""
+"""Leviathan/Chen rejection sampling, for chains. Only the distribution is promised."""
 Global___AcceptanceRule: _TypeAlias = AcceptanceRule  # noqa: Y015
 
 @_typing.final
@@ -216,6 +216,38 @@ class DraftTree(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DraftTree: _TypeAlias = DraftTree  # noqa: Y015
+
+@_typing.final
+class DraftProbs(_message.Message):
+    """The distribution that one draft token was drawn from, for ACCEPTANCE_RULE_RATIO. Ids that are not listed have
+    probability 0.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PROBS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Distinct, at least the drafted token itself."""
+
+    @_builtins.property
+    def probs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """One per id, in (0, 1]; they sum to 1 within 1e-3."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        probs: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["probs", b"probs", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftProbs: _TypeAlias = DraftProbs  # noqa: Y015
 
 @_typing.final
 class Timing(_message.Message):

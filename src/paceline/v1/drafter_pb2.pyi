@@ -277,6 +277,7 @@ class Drafted(_message.Message):
     KV_LEN_FIELD_NUMBER: _builtins.int
     METHOD_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
+    DRAFT_PROBS_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     epoch: _builtins.int
     draft_id: _builtins.int
@@ -294,6 +295,10 @@ class Drafted(_message.Message):
 
     @_builtins.property
     def timing(self) -> _common_pb2.Timing: ...
+    @_builtins.property
+    def draft_probs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.DraftProbs]:
+        """One per token when the tokens were sampled: what each was drawn from. Empty when they were chosen without chance."""
+
     def __init__(
         self,
         *,
@@ -305,10 +310,11 @@ class Drafted(_message.Message):
         kv_len: _builtins.int = ...,
         method: _builtins.str = ...,
         timing: _common_pb2.Timing | None = ...,
+        draft_probs: _abc.Iterable[_common_pb2.DraftProbs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "confidences", b"confidences", "draft_id", b"draft_id", "epoch", b"epoch", "kv_len", b"kv_len", "method", b"method", "session", b"session", "timing", b"timing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "confidences", b"confidences", "draft_id", b"draft_id", "draft_probs", b"draft_probs", "epoch", b"epoch", "kv_len", b"kv_len", "method", b"method", "session", b"session", "timing", b"timing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

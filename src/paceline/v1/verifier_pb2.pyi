@@ -222,6 +222,7 @@ class Verify(_message.Message):
     PREFIX_HASH_FIELD_NUMBER: _builtins.int
     CATCH_UP_FIELD_NUMBER: _builtins.int
     BLOCK_FIELD_NUMBER: _builtins.int
+    DRAFT_PROBS_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     epoch: _builtins.int
     round: _builtins.int
@@ -238,6 +239,12 @@ class Verify(_message.Message):
     def block(self) -> _common_pb2.DraftTree:
         """Draft tokens under the pending token at position base_len - 1."""
 
+    @_builtins.property
+    def draft_probs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.DraftProbs]:
+        """For ACCEPTANCE_RULE_RATIO, one per token of a chain that was sampled: what each was drawn from, as the drafter said.
+        Empty for drafts that were chosen without chance, and always for ACCEPTANCE_RULE_MATCH.
+        """
+
     def __init__(
         self,
         *,
@@ -248,10 +255,11 @@ class Verify(_message.Message):
         prefix_hash: _builtins.int = ...,
         catch_up: _abc.Iterable[_builtins.int] | None = ...,
         block: _common_pb2.DraftTree | None = ...,
+        draft_probs: _abc.Iterable[_common_pb2.DraftProbs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["block", b"block"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "block", b"block", "catch_up", b"catch_up", "epoch", b"epoch", "prefix_hash", b"prefix_hash", "round", b"round", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "block", b"block", "catch_up", b"catch_up", "draft_probs", b"draft_probs", "epoch", b"epoch", "prefix_hash", b"prefix_hash", "round", b"round", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

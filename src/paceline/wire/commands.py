@@ -9,7 +9,16 @@ from paceline import messages as m
 from paceline.errors import InvalidArgument
 from paceline.token_log import MAX_SESSION_TOKENS
 from paceline.v1 import common_pb2, drafter_pb2, verifier_pb2
-from paceline.wire.parts import rule_from_pb, rule_to_pb, sampling_from_pb, sampling_to_pb, tree_from_pb, tree_to_pb
+from paceline.wire.parts import (
+    draft_probs_from_pb,
+    draft_probs_to_pb,
+    rule_from_pb,
+    rule_to_pb,
+    sampling_from_pb,
+    sampling_to_pb,
+    tree_from_pb,
+    tree_to_pb,
+)
 
 MAX_SESSION_NAME_CHARS = 256
 MAX_METHOD_NAME_CHARS = 64
@@ -135,6 +144,7 @@ def verify_to_pb(command: m.Verify) -> verifier_pb2.Verify:
         prefix_hash=command.prefix_hash,
         catch_up=command.catch_up,
         block=tree_to_pb(command.block),
+        draft_probs=[draft_probs_to_pb(probs) for probs in command.draft_probs],
     )
 
 
@@ -146,6 +156,7 @@ def verify_from_pb(command: verifier_pb2.Verify) -> m.Verify:
     """
     _check_name(command.session, command.epoch)
     _check_at_least(command.round, 1, "round")
+    block = tree_from_pb(command.block)
     return m.Verify(
         session=command.session,
         epoch=command.epoch,
@@ -153,7 +164,8 @@ def verify_from_pb(command: verifier_pb2.Verify) -> m.Verify:
         base_len=command.base_len,
         prefix_hash=command.prefix_hash,
         catch_up=_checked_catch_up(command.catch_up, command.base_len),
-        block=tree_from_pb(command.block),
+        block=block,
+        draft_probs=draft_probs_from_pb(command.draft_probs, block),
     )
 
 

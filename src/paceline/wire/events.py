@@ -6,6 +6,8 @@ from paceline import messages as m
 from paceline.errors import InvalidArgument
 from paceline.v1 import common_pb2, drafter_pb2, verifier_pb2
 from paceline.wire.parts import (
+    draft_probs_from_pb,
+    draft_probs_to_pb,
     failure_from_pb,
     failure_to_pb,
     timing_from_pb,
@@ -95,6 +97,7 @@ def drafted_to_pb(event: m.Drafted) -> drafter_pb2.Drafted:
         kv_len=event.kv_len,
         method=event.method,
         timing=timing_to_pb(event.timing),
+        draft_probs=[draft_probs_to_pb(probs) for probs in event.draft_probs],
     )
 
 
@@ -102,17 +105,19 @@ def drafted_from_pb(event: drafter_pb2.Drafted) -> m.Drafted:
     """`Drafted`.
 
     Raises:
-        InvalidArgument: the block is no tree.
+        InvalidArgument: the block is no tree, or its probabilities do not pair with its tokens.
     """
+    block = tree_from_pb(event.block)
     return m.Drafted(
         session=event.session,
         epoch=event.epoch,
         draft_id=event.draft_id,
-        block=tree_from_pb(event.block),
+        block=block,
         confidences=tuple(event.confidences),
         kv_len=event.kv_len,
         method=event.method,
         timing=timing_from_pb(event.timing),
+        draft_probs=draft_probs_from_pb(event.draft_probs, block),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from paceline import messages as m
 from paceline.errors import Failure, InvalidArgument
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
@@ -9,6 +11,9 @@ from paceline.v1 import common_pb2, verifier_pb2
 
 MAX_BLOCK_NODES = 4096
 """Blocks above this are refused unread; replicas cut at their own, far smaller limit."""
+
+MAX_DRAFT_PROBS = 4096
+"""Probabilities per draft token; drafters send far fewer."""
 
 _RULE_TO_PB = {
     m.AcceptanceRule.MATCH: common_pb2.ACCEPTANCE_RULE_MATCH,
@@ -98,6 +103,35 @@ def tree_from_pb(tree: common_pb2.DraftTree) -> DraftTree:
             raise InvalidArgument(f"block has {len(values)} {name}; at most {MAX_BLOCK_NODES}", field=f"block.{name}")
     tokens = tuple(tree.tokens)
     return DraftTree(tokens, tuple(tree.parents)) if tree.parents else DraftTree.chain(tokens)
+
+
+def draft_probs_to_pb(probs: m.DraftProbs) -> common_pb2.DraftProbs:
+    """What one draft token was drawn from."""
+    return common_pb2.DraftProbs(token_ids=probs.token_ids, probs=probs.probs)
+
+
+def draft_probs_from_pb(messages: Sequence[common_pb2.DraftProbs], block: DraftTree) -> tuple[m.DraftProbs, ...]:
+    """What the tokens of a block were drawn from; whether they are distributions, the verifier judges.
+
+    Raises:
+        InvalidArgument: there is neither none nor one per token of a chain, or ids and probabilities do not pair.
+    """
+    if not messages:
+        return ()
+    if len(messages) != block.num_draft_tokens or not block.is_chain:
+        raise InvalidArgument(
+            f"draft_probs has {len(messages)} entries for a block of {block.num_draft_tokens} tokens; give one per "
+            "token of a chain, or none",
+            field="draft_probs",
+        )
+    for message in messages:
+        if len(message.token_ids) != len(message.probs) or len(message.probs) > MAX_DRAFT_PROBS:
+            raise InvalidArgument(
+                f"draft_probs has {len(message.token_ids)} ids and {len(message.probs)} probabilities for a token; "
+                f"give one probability per id, at most {MAX_DRAFT_PROBS}",
+                field="draft_probs",
+            )
+    return tuple(m.DraftProbs(tuple(message.token_ids), tuple(message.probs)) for message in messages)
 
 
 def timing_to_pb(timing: m.Timing) -> common_pb2.Timing:

@@ -59,7 +59,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"session_id": "no spaces"}, "session_id"),
     ({"speculation": {"method": "No!"}}, "speculation.method"),
     ({"speculation": {"num_speculative_tokens": 65}}, "speculation.num_speculative_tokens"),
-    ({"acceptance_rule": "ratio"}, "acceptance_rule"),
+    ({"acceptance_rule": "typical"}, "acceptance_rule"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"guided_json": {}}, "guided_json"),
     ({"temprature": 1}, "temprature"),

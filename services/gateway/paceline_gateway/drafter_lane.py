@@ -16,6 +16,8 @@ from paceline_gateway.plan import GenerationPlan, Patience
 
 _MAX_REPAIRS = 6
 """Misunderstandings in a row before the drafter is given up for a while."""
+_MAX_REFUSED_BLOCKS = 3
+"""Blocks in a row that the verifier calls invalid before their drafter is given up for a while."""
 
 
 class DrafterLane:
@@ -40,9 +42,10 @@ class DrafterLane:
         self._evidence = evidence
         self._effects = effects
         self._repairs = 0
+        self._refused_blocks = 0
         self._seek_at: float | None = None
         self.attachment = Attachment(Lane.DRAFTER, patience.return_window_s, effects)
-        self.book = DraftBook(plan.session, plan.epoch, log)
+        self.book = DraftBook(plan.session, plan.epoch, log, plan.rule)
 
     @property
     def live(self) -> bool:
@@ -116,6 +119,20 @@ class DrafterLane:
         self.end()
         self._repairs = 0
         self._seek_at = now + self._patience.drafter_pause_s
+
+    def block_refused(self, now: float) -> None:
+        """The verifier calls a block invalid. A drafter that goes on sending such is left alone for a while.
+
+        Each of its blocks costs a round trip. After the pause a single one is enough, until one has been judged.
+        """
+        self.book.drop_tail()
+        self._refused_blocks += 1
+        if self._refused_blocks >= _MAX_REFUSED_BLOCKS and self.live:
+            self._give_up(now)
+
+    def block_judged(self) -> None:
+        """The verifier has judged a block."""
+        self._refused_blocks = 0
 
     # --- commands and events ------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 Pure: no clock, no I/O. Times are seconds of one monotonic clock, handed in.
 
     committed [0, L)    the token log, shared with the session
-    tail                tree under the pending token, made of answered drafts; its top part may be under judgement
+    tail                drafts under the pending token, made of answers; its top part may be under judgement
     open drafts         at most two: a stale one that is being superseded, and one that may still be of use
 """
 
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.messages import Draft, Drafted
-from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
+from paceline.messages import AcceptanceRule, Draft, Drafted
+from paceline.speculation.tree import DraftTree
 from paceline.token_log import TokenLog
-from paceline_gateway.continuation import descend, graft, main_path
+from paceline_gateway.tail import EMPTY_TAIL, Tail
 
 MAX_OPEN_DRAFTS = 2
 _EWMA_WEIGHT = 0.3
@@ -53,6 +53,12 @@ class Answer:
 class DraftBook:
     """The drafts of one session within one epoch.
 
+    Args:
+        session: its name.
+        epoch: fencing number of its owner.
+        log: its committed tokens; only read here.
+        rule: how its blocks are judged.
+
     Attributes:
         tail: what is known beyond the committed tokens.
         method: who drafted the top of the tail.
@@ -61,16 +67,17 @@ class DraftBook:
         num_wasted_tokens: draft tokens that were dropped unjudged.
     """
 
-    def __init__(self, session: str, epoch: int, log: TokenLog) -> None:
+    def __init__(self, session: str, epoch: int, log: TokenLog, rule: AcceptanceRule = AcceptanceRule.MATCH) -> None:
         self._session = session
         self._epoch = epoch
         self._log = log
+        self._rule = rule
         self._open: dict[int, OpenDraft] = {}
         self._last_id = 0
         self._known_len = 0
         self._warm = False
         self._nothing_after = -1
-        self.tail = EMPTY_BLOCK
+        self.tail = EMPTY_TAIL
         self.method = ""
         self._newest_method = ""
         self.kv_len = 0
@@ -100,7 +107,7 @@ class DraftBook:
         return since[: len(draft.assumed)] == draft.assumed and overtaken < draft.max_depth and not self.tail.tokens
 
     def _still_assumed(self, assumed: tuple[int, ...], since: tuple[int, ...]) -> bool:
-        return assumed[: len(since)] == since and assumed[len(since) :] == main_path(self.tail)
+        return assumed[: len(since)] == since and assumed[len(since) :] == self.tail.main_path
 
     def attached(self) -> None:
         """A drafter was told all committed tokens; whatever another one owed is void."""
@@ -117,7 +124,7 @@ class DraftBook:
 
     def next_context_len(self) -> int:
         """Tokens that the next draft builds on: the committed ones and the tail's main path."""
-        return len(self._log) + len(main_path(self.tail))
+        return len(self._log) + len(self.tail.main_path)
 
     def worth_asking(self) -> bool:
         """Whether another draft may be sent now and could tell something new."""
@@ -137,7 +144,7 @@ class DraftBook:
             prefix_hash=self._log.hash_at(base_len),
             max_depth=max_depth,
             catch_up=self._log.slice(min(self._known_len, base_len), base_len),
-            assumed=main_path(self.tail),
+            assumed=self.tail.main_path,
         )
         self._open[draft.draft_id] = OpenDraft(draft, now, self._warm)
         return draft
@@ -156,7 +163,7 @@ class DraftBook:
         self._known_len = command.base_len
         self.kv_len = event.kv_len
         # A drafter that proposes more than it was asked for is cut: the rest could overrun the generation.
-        block = event.block.crop_depth(command.max_depth)
+        block = Tail.drafted(event, self._rule).top(command.max_depth)
         tail = self._tail_with(command, block)
         grew = tail is not None and tail.num_draft_tokens > self.tail.num_draft_tokens
         if tail is None or not grew:
@@ -173,14 +180,14 @@ class DraftBook:
             self._nothing_after = command.base_len + len(command.assumed)
         return Answer(draft.sent_at, grew, found_nothing)
 
-    def _tail_with(self, draft: Draft, block: DraftTree) -> DraftTree | None:
+    def _tail_with(self, draft: Draft, block: Tail) -> Tail | None:
         """The tail with an answer added; None when the committed tokens contradict the draft or have overtaken it."""
         since = self._log.slice(draft.base_len, len(self._log))
         if len(since) <= len(draft.assumed):
-            return graft(self.tail, block) if self._still_assumed(draft.assumed, since) else None
+            return self.tail.grafted(block) if self._still_assumed(draft.assumed, since) else None
         if self.tail.tokens or since[: len(draft.assumed)] != draft.assumed or not block.tokens:
             return None
-        return descend(block, since[len(draft.assumed) :])
+        return block.below(since[len(draft.assumed) :])
 
     def _note_time(self, draft: OpenDraft, now: float) -> None:
         self._warm = True
@@ -205,11 +212,11 @@ class DraftBook:
             judged: the block that they are the verdict on; always the top of the tail, or empty.
         """
         num_unjudged = self.tail.num_draft_tokens - judged.num_draft_tokens
-        below = descend(self.tail, tokens)
+        below = self.tail.below(tokens)
         self.method = self._newest_method
         if below is None:
             self.num_wasted_tokens += num_unjudged
-            self.tail = EMPTY_BLOCK
+            self.tail = EMPTY_TAIL
             self._nothing_after = -1
             return
         # The draft that equals the extra token was of use although it was never judged.
@@ -220,5 +227,5 @@ class DraftBook:
     def drop_tail(self) -> None:
         """Forgets the tail: the verifier refused a block of it."""
         self.num_wasted_tokens += self.tail.num_draft_tokens
-        self.tail = EMPTY_BLOCK
+        self.tail = EMPTY_TAIL
         self._nothing_after = -1

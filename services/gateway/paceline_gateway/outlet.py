@@ -162,7 +162,7 @@ class Outlet:
         self.started = True
         plan = self._plan
         warnings = (*self._warnings, _NOT_STORED) if self._journal.silent else self._warnings
-        self.client.put(Started(plan.session, plan.model, len(plan.prompt), plan.sampling.seed, warnings=warnings))
+        self.client.put(Started(plan.session, plan.model, len(plan.prompt), plan.sampling.seed, plan.promise, warnings))
 
     def _may_end(self, outcome: Finish | PacelineError) -> bool:
         """Whether nothing has to come before the terminal message any more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.generation import Promise
 from paceline.messages import AcceptanceRule, Open, SamplingParams
 from paceline.text.request import Prompt
 from paceline.token_log import TokenLog
@@ -48,6 +49,12 @@ class GenerationPlan:
     tenant: str = ""
     request_id: str = ""
     logged_prompt: Prompt | None = None
+
+    @property
+    def promise(self) -> Promise:
+        """What the client may rely on. Without chance both rules give the same tokens, those of plain decoding."""
+        exact = self.rule is AcceptanceRule.MATCH or self.sampling.greedy
+        return Promise.EXACT if exact else Promise.DISTRIBUTION
 
     def opening(self, log: TokenLog) -> Open:
         """The command that registers the session with a replica: all committed tokens, and how it goes on."""

@@ -19,15 +19,15 @@ from collections.abc import Callable
 from paceline.errors import PacelineError
 from paceline.generation import Evidence, token_origins
 from paceline.messages import DrafterEvent, VerifierEvent
-from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
+from paceline.speculation.tree import DraftTree
 from paceline.text.commit import Committer
 from paceline.token_log import TokenLog
-from paceline_gateway.continuation import crop_nodes, main_path
 from paceline_gateway.drafter_lane import DrafterLane
 from paceline_gateway.effects import Commit, Effect, Fail, Finish, Lane, Measured, Replica
 from paceline_gateway.evidence import EvidenceCounters
 from paceline_gateway.plan import GenerationPlan, Patience
 from paceline_gateway.round_record import Fallback
+from paceline_gateway.tail import EMPTY_TAIL, Tail
 from paceline_gateway.verifier_lane import BlockRefused, Verdict, VerifierLane
 
 
@@ -121,7 +121,7 @@ class RoundLoop:
             if isinstance(outcome, Verdict):
                 self._commit(outcome, now)
             elif isinstance(outcome, BlockRefused):
-                self.drafter.book.drop_tail()
+                self.drafter.block_refused(now)
                 self.verifier.verify(self._plain(Fallback.BLOCK_REFUSED), now)
 
         self._do(step, now)
@@ -189,6 +189,8 @@ class RoundLoop:
         self.evidence.judged(block, len(event.accepted_path), count, book.method)
         self.evidence.verified(event.timing, verdict.round_trip_s)
         book.committed(tokens, block)
+        if block.tokens:
+            self.drafter.block_judged()
         self._tail_was_ready = bool(book.tail.tokens)
         self._effects.append(
             Commit(
@@ -232,7 +234,7 @@ class RoundLoop:
         if self.evidence.first_round_at is None:
             self.evidence.first_round_at = now
         self.verifier.verify(block, now)
-        self._draft_ahead(block, now)
+        self._draft_ahead(block.tree, now)
 
     def _block_limit(self) -> int:
         return min(self._plan.num_draft_tokens, self.verifier.max_draft_tokens)
@@ -240,17 +242,20 @@ class RoundLoop:
     def _depth_limit(self) -> int:
         return min(self._block_limit(), self._committer.remaining_tokens - 1)
 
-    def _next_block(self, now: float) -> DraftTree | None:
-        """The block to verify now; None while a draft is worth waiting for."""
+    def _next_block(self, now: float) -> Tail | None:
+        """The block to verify now; None while a draft is worth waiting for.
+
+        A block ends where lengths say, never because of what is in it: `ratio` would be biased otherwise.
+        """
         limit = self._depth_limit()
         book = self.drafter.book
         self._fallback = None
         if limit <= 0:
-            return EMPTY_BLOCK
+            return EMPTY_TAIL
         if book.tail.tokens:
-            return crop_nodes(book.tail.crop_depth(limit), self.verifier.max_draft_tokens)
+            return book.tail.top(limit, self.verifier.max_draft_tokens)
         if len(self.log) == len(self._plan.prompt):
-            return EMPTY_BLOCK  # reading the prompt need not wait for anybody
+            return EMPTY_TAIL  # reading the prompt need not wait for anybody
         if not self.drafter.live:
             return self._plain(self._why_no_drafter())
         depth = min(limit, self.drafter.depth_limit())
@@ -268,9 +273,9 @@ class RoundLoop:
             return self._plain(Fallback.LATE_DRAFT)
         return None
 
-    def _plain(self, cause: Fallback) -> DraftTree:
+    def _plain(self, cause: Fallback) -> Tail:
         self._fallback = cause
-        return EMPTY_BLOCK
+        return EMPTY_TAIL
 
     def _why_no_drafter(self) -> Fallback:
         replica = self.drafter.attachment.replica
@@ -302,7 +307,7 @@ class RoundLoop:
         if not self._plan.draft_ahead or not self.drafter.live:
             return
         book = self.drafter.book
-        known = len(main_path(book.tail))
+        known = len(book.tail.main_path)
         wanted = min(block.max_depth + 1 + self._block_limit(), self._committer.remaining_tokens - 1)
         depth = min(wanted - known, self.drafter.depth_limit())
         if known + depth > block.max_depth + 1 and depth > 0 and book.worth_asking():

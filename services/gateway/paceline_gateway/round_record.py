@@ -12,7 +12,7 @@ class Fallback(Enum):
     NO_DRAFTER = "no_drafter"
     """None has been found yet."""
     DRAFTER_LOST = "drafter_lost"
-    """Its link broke, or it was given up because it failed or was silent."""
+    """Its link broke, or it was given up: it failed, was silent, or its blocks were refused again and again."""
     LATE_DRAFT = "late_draft"
     """The draft did not come in time."""
     NOTHING_PROPOSED = "nothing_proposed"

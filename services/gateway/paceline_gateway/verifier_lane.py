@@ -26,6 +26,7 @@ from paceline.token_log import TokenLog
 from paceline_gateway.attachment import Attachment
 from paceline_gateway.effects import Effect, Lane, Replica, Send
 from paceline_gateway.plan import GenerationPlan, Patience
+from paceline_gateway.tail import Tail
 
 _EWMA_WEIGHT = 0.3
 _MAX_REPAIRS = 6
@@ -170,7 +171,7 @@ class VerifierLane:
 
     # --- commands -------------------------------------------------------------------------------------------------
 
-    def verify(self, block: DraftTree, now: float) -> None:
+    def verify(self, block: Tail, now: float) -> None:
         """Sends the next block; only while `idle`."""
         self._round += 1
         base_len = len(self._log)
@@ -180,7 +181,8 @@ class VerifierLane:
             round=self._round,
             base_len=base_len,
             prefix_hash=self._log.hash_at(base_len),
-            block=block,
+            block=block.tree,
+            draft_probs=block.draft_probs,
         )
         self._repeat(now)
 

@@ -20,6 +20,7 @@ from paceline.cli.fleet_options import DEFAULT_ADDRESS, DEFAULT_HTTP_PORT, DEFAU
 from paceline.cli.serve import ServiceName
 from paceline.errors import PacelineError
 from paceline.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, exit_code
+from paceline.messages import AcceptanceRule
 from paceline.method_names import METHOD_NAMES
 
 
@@ -80,6 +81,13 @@ MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the b
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text; default: drawn.")]
 Stop = Annotated[list[str] | None, typer.Option(help="String that ends the text; may be given again.")]
 BlockSize = Annotated[int | None, typer.Option(help="Draft tokens per block; 0: none; default: the gateway's.")]
+Rule = Annotated[
+    AcceptanceRule,
+    typer.Option(
+        "--acceptance-rule",
+        help="How drafts are judged; match: the tokens of plain decoding; ratio: its distribution only.",
+    ),
+]
 NoSpeculation = Annotated[bool, typer.Option("--no-speculation", help="Plain decoding through the same services.")]
 Plain = Annotated[bool, typer.Option("--no-colour", "--no-color", help="Do not colour tokens by their origin.")]
 
@@ -164,6 +172,7 @@ def generate(
     stop: Stop = None,
     method: Method = "",
     num_speculative_tokens: BlockSize = None,
+    acceptance_rule: Rule = AcceptanceRule.MATCH,
     no_speculation: NoSpeculation = False,
     address: Address = DEFAULT_ADDRESS,
     api_key: ApiKey = "",
@@ -191,6 +200,7 @@ def generate(
         method=method,
         num_speculative_tokens=num_speculative_tokens,
         speculation=not no_speculation,
+        rule=acceptance_rule,
     )
     with errors_as_json(json_output):
         asyncio.run(
@@ -218,6 +228,7 @@ def chat(
     seed: Seed = None,
     method: Method = "",
     num_speculative_tokens: BlockSize = None,
+    acceptance_rule: Rule = AcceptanceRule.MATCH,
     no_speculation: NoSpeculation = False,
     address: Address = DEFAULT_ADDRESS,
     api_key: ApiKey = "",
@@ -243,6 +254,7 @@ def chat(
         method=method,
         num_speculative_tokens=num_speculative_tokens,
         speculation=not no_speculation,
+        rule=acceptance_rule,
     )
     connection = Connection(address, api_key, tls, tls_ca_file, tls_cert_file, tls_key_file)
     asyncio.run(run_chat(options, connection=connection, system=system, colour=not plain_text))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from paceline.client import AsyncClient
 from paceline.errors import Unavailable
-from paceline.generation import Chunk, Evidence, Finished, Started
-from paceline.messages import FinishReason, SamplingParams, TokenOrigin
+from paceline.generation import Chunk, Evidence, Finished, Promise, Started
+from paceline.messages import AcceptanceRule, FinishReason, SamplingParams, TokenOrigin
 from paceline.text.request import GenerationRequest, Prompt, SpeculationOptions
 
 
@@ -28,6 +28,7 @@ class RequestOptions:
         method: the only method to draft by; empty: whatever the drafter does.
         num_speculative_tokens: block size; None: the gateway's.
         speculation: False decodes plainly.
+        rule: how drafts are judged.
     """
 
     model: str = ""
@@ -41,6 +42,7 @@ class RequestOptions:
     method: str = ""
     num_speculative_tokens: int | None = None
     speculation: bool = True
+    rule: AcceptanceRule = AcceptanceRule.MATCH
 
     def request(self, prompt: Prompt) -> GenerationRequest:
         """The request for one prompt."""
@@ -51,6 +53,7 @@ class RequestOptions:
             seed=self.seed,
             max_tokens=self.max_tokens,
             stop=self.stop,
+            rule=self.rule,
             speculation=SpeculationOptions(self.speculation, self.method, self.num_speculative_tokens),
         )
 
@@ -72,6 +75,7 @@ class Completion:
         stop_string: the string that ended it; empty if none did.
         prompt_tokens: tokens of the prompt.
         evidence: what speculation did.
+        promise: what the gateway promises about the tokens.
     """
 
     session: str
@@ -86,6 +90,7 @@ class Completion:
     stop_string: str
     prompt_tokens: int
     evidence: Evidence
+    promise: Promise = Promise.EXACT
 
     @property
     def acceptance(self) -> float | None:
@@ -146,4 +151,5 @@ async def complete(
         stop_string=finished.stop_string,
         prompt_tokens=finished.prompt_tokens,
         evidence=finished.evidence,
+        promise=started.promise,
     )

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from paceline.errors import InvalidArgument
-from paceline.messages import AcceptanceRule, SamplingParams
+from paceline.messages import SamplingParams
 from paceline.method_names import METHOD_NAMES
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.commit import EndSettings
@@ -293,10 +293,6 @@ def _check_stop(stop: Sequence[str], limits: RequestLimits) -> None:
 
 
 def _check_speculation(request: GenerationRequest, offered_methods: Collection[str], limits: RequestLimits) -> None:
-    if request.rule is not AcceptanceRule.MATCH:
-        raise InvalidArgument(
-            f"acceptance_rule {request.rule.value!r} is not available; use 'match'", field="acceptance_rule"
-        )
     options = request.speculation
     if not _METHOD_NAME.fullmatch(options.method):
         raise InvalidArgument(

@@ -33,7 +33,7 @@ class _AcceptanceRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Accept
     ACCEPTANCE_RULE_MATCH: _AcceptanceRule.ValueType  # 1
     """Sample-and-match: the target samples every position with keyed noise and keeps the drafts that equal its sample."""
     ACCEPTANCE_RULE_RATIO: _AcceptanceRule.ValueType  # 2
-    """Leviathan/Chen rejection sampling, for chains. Only the distribution is promised."""
+    """Leviathan/Chen rejection sampling, for chains. Only the distribution is promised, for greedy requests the tokens."""
 
 class AcceptanceRule(_AcceptanceRule, metaclass=_AcceptanceRuleEnumTypeWrapper):
     """How the verifier decides which draft tokens to keep."""
@@ -43,7 +43,7 @@ ACCEPTANCE_RULE_UNSPECIFIED: AcceptanceRule.ValueType  # 0
 ACCEPTANCE_RULE_MATCH: AcceptanceRule.ValueType  # 1
 """Sample-and-match: the target samples every position with keyed noise and keeps the drafts that equal its sample."""
 ACCEPTANCE_RULE_RATIO: AcceptanceRule.ValueType  # 2
-"""Leviathan/Chen rejection sampling, for chains. Only the distribution is promised."""
+"""Leviathan/Chen rejection sampling, for chains. Only the distribution is promised, for greedy requests the tokens."""
 Global___AcceptanceRule: _TypeAlias = AcceptanceRule  # noqa: Y015
 
 @_typing.final

@@ -33,7 +33,7 @@ class _PromiseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Promise.Value
     PROMISE_EXACT: _Promise.ValueType  # 1
     """The same tokens as plain decoding, given equal logits."""
     PROMISE_DISTRIBUTION: _Promise.ValueType  # 2
-    """The same distribution as plain decoding; belongs to ACCEPTANCE_RULE_RATIO."""
+    """The same distribution as plain decoding: ACCEPTANCE_RULE_RATIO with a temperature above that of greedy decoding."""
 
 class Promise(_Promise, metaclass=_PromiseEnumTypeWrapper):
     """What is promised about the output."""
@@ -42,7 +42,7 @@ PROMISE_UNSPECIFIED: Promise.ValueType  # 0
 PROMISE_EXACT: Promise.ValueType  # 1
 """The same tokens as plain decoding, given equal logits."""
 PROMISE_DISTRIBUTION: Promise.ValueType  # 2
-"""The same distribution as plain decoding; belongs to ACCEPTANCE_RULE_RATIO."""
+"""The same distribution as plain decoding: ACCEPTANCE_RULE_RATIO with a temperature above that of greedy decoding."""
 Global___Promise: _TypeAlias = Promise  # noqa: Y015
 
 class _TokenOrigin:

@@ -27,13 +27,13 @@ from paceline.errors import (
     Unavailable,
 )
 from paceline.exit_codes import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, exit_code
-from paceline.generation import Chunk, Evidence, Finished, Started
-from paceline.messages import FinishReason, TokenOrigin
+from paceline.generation import Chunk, Evidence, Finished, Promise, Started
+from paceline.messages import AcceptanceRule, FinishReason, TokenOrigin
 from paceline.text.request import ChatMessage, ChatPrompt, TextPrompt
 from tests.fakes.scripted_gateway import ScriptedGateway, serving
 
 EVENTS = (
-    Started("s-1", "tiny", prompt_tokens=5, seed=7, warnings=("no drafter is there",)),
+    Started("s-1", "tiny", prompt_tokens=5, seed=7, promise=Promise.DISTRIBUTION, warnings=("no drafter is there",)),
     Chunk("The sky", (1, 2), (TokenOrigin.ACCEPTED, TokenOrigin.BONUS), 7, True, (3, 4)),
     Chunk(" is [red]", (3,), (TokenOrigin.RECOVERED,), 8, True, (9,)),
     Finished(
@@ -86,11 +86,12 @@ def test_generate_for_machines(address: str) -> None:
     assert told["finish_reason"] == "length"
     assert told["evidence"]["target_passes"] == 2
     assert (told["seed"], told["session"], told["durable"]) == (7, "s-1", True)
+    assert told["promise"] == "distribution"
 
 
 def test_generate_passes_every_option_on(gateway: ScriptedGateway, address: str) -> None:
     words = "generate Why? --raw --model tiny --max-tokens 9 --temperature 0.8 --top-p 0.9 --top-k 40 --min-p 0.05"
-    words += " --seed 11 --stop END --stop STOP --method ngram --num-speculative-tokens 6 --no-speculation"
+    words += " --seed 11 --stop END --stop STOP --method ngram --num-speculative-tokens 6 --no-speculation --acceptance-rule ratio"
     result = CliRunner().invoke(app, [*words.split(), "--address", address])
     assert result.exit_code == 0
     (request,) = gateway.requests
@@ -100,6 +101,7 @@ def test_generate_passes_every_option_on(gateway: ScriptedGateway, address: str)
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.8, 0.9, 40, 0.05)
     speculation = request.speculation
     assert (speculation.enabled, speculation.method, speculation.num_speculative_tokens) == (False, "ngram", 6)
+    assert request.rule is AcceptanceRule.RATIO
 
 
 def test_generate_asks_greedily_for_a_chat_by_default(gateway: ScriptedGateway, address: str) -> None:
@@ -110,6 +112,7 @@ def test_generate_asks_greedily_for_a_chat_by_default(gateway: ScriptedGateway, 
     assert request.sampling.greedy
     assert (request.max_tokens, request.seed, request.speculation.enabled) == (None, None, True)
     assert request.speculation.num_speculative_tokens is None
+    assert request.rule is AcceptanceRule.MATCH
 
 
 def test_chat_sends_the_whole_conversation(gateway: ScriptedGateway, address: str) -> None:

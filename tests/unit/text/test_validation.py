@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import InvalidArgument
-from paceline.messages import AcceptanceRule, SamplingParams
+from paceline.messages import SamplingParams
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.request import (
     ChatMessage,
@@ -91,7 +91,6 @@ REFUSED = [
     ("session newline", replace(GOOD, session="a\n"), "session", "1 to 128"),
     ("session braces", replace(GOOD, session="{a}"), "session", "1 to 128"),
     ("session long", replace(GOOD, session="a" * 129), "session", "1 to 128"),
-    ("rule", replace(GOOD, rule=AcceptanceRule.RATIO), "acceptance_rule", "'ratio' is not available; use 'match'"),
     (
         "block negative",
         replace(GOOD, speculation=SpeculationOptions(num_speculative_tokens=-1)),

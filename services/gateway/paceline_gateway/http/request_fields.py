@@ -169,7 +169,9 @@ class GenerationFields(RequestObject):
     user: str | None = None
     """Name of the end user; written to the log."""
     acceptance_rule: Literal["match", "ratio"] | None = None
-    """How draft tokens are judged; `match`, the default, gives the tokens of plain decoding. An extension."""
+    """How draft tokens are judged: match, the default, gives the tokens of plain decoding, ratio its distribution.
+
+    An extension."""
     speculation: Speculation | None = None
     """How to speculate; by default as the gateway is set. An extension."""
     session_id: Annotated[str, Field(json_schema_extra={"pattern": "^[A-Za-z0-9_.-]{1,128}$"})] | None = None

@@ -124,7 +124,8 @@ class _Choice(ResponseModel):
     token_ids: list[int] | None = None
     """With `return_token_ids`. An extension."""
     promise: Literal["exact", "distribution"] | None = None
-    """exact: the tokens of plain decoding, given equal logits; set where the choice ends. An extension."""
+    """exact: the tokens of plain decoding, given equal logits; distribution: its distribution; set where the choice
+    ends. An extension."""
     metrics: ChoiceMetrics | None = None
     """With `metrics`, where the choice ends. An extension."""
 

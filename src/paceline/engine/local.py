@@ -37,6 +37,7 @@ class LocalRequest:
         max_tokens: most new tokens.
         num_draft_tokens: depth asked of `propose`; it is not asked for less than one.
         propose: where blocks come from.
+        generation_start: index in `prompt` where this generation began, for penalties and min_tokens; None for its end.
     """
 
     prompt: tuple[int, ...]
@@ -44,6 +45,7 @@ class LocalRequest:
     max_tokens: int
     num_draft_tokens: int = 0
     propose: Propose = no_draft
+    generation_start: int | None = None
 
 
 @dataclass(slots=True)
@@ -65,8 +67,19 @@ class LocalResult:
     rounds: list[int] = field(default_factory=list)
 
 
-class _Generation:
-    """One request under way."""
+class Generation:
+    """One request under way: its committed tokens, and the commands made from them.
+
+    Args:
+        engine: the session is opened in it; whoever drives the engine closes it.
+        request: what is generated.
+        eos_token_ids: tokens that end it, besides the request's stop ids.
+
+    Attributes:
+        session: its name in the engine.
+        result: what has become of it so far.
+        done: no further round is wanted.
+    """
 
     def __init__(self, engine: TargetEngine, request: LocalRequest, eos_token_ids: tuple[int, ...]) -> None:
         self.request = request
@@ -78,7 +91,8 @@ class _Generation:
         self._ends = frozenset(request.sampling.stop_token_ids) | (
             frozenset() if request.sampling.ignore_eos else frozenset(eos_token_ids)
         )
-        engine.open(Open(self.session, 1, request.prompt, len(request.prompt), request.sampling))
+        start = len(request.prompt) if request.generation_start is None else request.generation_start
+        engine.open(Open(self.session, 1, request.prompt, start, request.sampling))
 
     def start_round(self) -> None:
         """Drafts a block and submits it."""
@@ -124,10 +138,10 @@ def generate(
     Raises:
         PacelineError: the first failure of any request.
     """
-    generations: dict[str, _Generation] = {}
+    generations: dict[str, Generation] = {}
     try:
         for request in requests:
-            generation = _Generation(engine, request, eos_token_ids)
+            generation = Generation(engine, request, eos_token_ids)
             generations[generation.session] = generation
         for generation in generations.values():
             if not generation.done:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.near_ties import Tally, compare
 from bench.prompts import Prompt
@@ -52,7 +52,7 @@ class Case:
     @property
     def sampling(self) -> SamplingParams:
         """The mode as the engine takes it."""
-        return SamplingParams(temperature=self.mode.temperature, top_p=self.mode.top_p, seed=self.seed)
+        return replace(self.mode.sampling, seed=self.seed)
 
 
 class Lossless:
@@ -170,6 +170,7 @@ class Lossless:
                     max_tokens=self.max_tokens - len(forced),
                     num_draft_tokens=num_draft_tokens,
                     propose=proposer or no_draft,
+                    generation_start=len(case.ids),
                 )
                 for case, proposer in zip(cases, proposers, strict=True)
             ]

@@ -82,7 +82,7 @@ def compare(
             return
         tally.num_tokens -= len(rest) - common
         forced += common
-        gap = reference.choice_after([*prompt, *expected[:forced]], mode, seed).gap
+        gap = reference.choice_after([*prompt, *expected[:forced]], mode, seed, len(prompt)).gap
         line = (
             f"{what}: token {forced} is {actual[common]}, expected {expected[forced]}; the best two are {gap:.1e} apart"
         )

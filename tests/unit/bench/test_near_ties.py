@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from bench.near_ties import Tally, compare
-from bench.reference import GREEDY, SAMPLED, CacheFreeReference, Choice, Mode, choose, gumbel_row
+from bench.reference import GREEDY, SAMPLED, CacheFreeReference, Choice, Mode, choose, edit, gumbel_row
 from paceline.engine.sampling import JudgeRequest, Verdict, judge
 from paceline.messages import SamplingParams
 from paceline.speculation.noise import gumbel, noise_keys
@@ -25,7 +26,8 @@ class GapReference:
     def __init__(self, gaps: dict[int, float]) -> None:
         self.gaps = gaps
 
-    def choice_after(self, tokens: Sequence[int], _mode: Mode, _seed: int) -> Choice:
+    def choice_after(self, tokens: Sequence[int], _mode: Mode, _seed: int, generation_start: int) -> Choice:
+        assert generation_start == 1
         return Choice(0, self.gaps.get(len(tokens), 1.0))
 
 
@@ -89,13 +91,37 @@ def test_the_reference_s_noise_is_the_documented_one(seed: int) -> None:
         np.testing.assert_allclose(gumbel_row(seed, position, 500), ours, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("mode", [GREEDY, SAMPLED], ids=lambda mode: mode.name)
+ENDS = (4, 9)
+EVERYTHING = Mode(
+    "everything",
+    SamplingParams(
+        temperature=1.3,
+        top_k=40,
+        top_p=0.9,
+        min_p=0.02,
+        repetition_penalty=1.3,
+        presence_penalty=0.4,
+        frequency_penalty=0.3,
+        logit_bias={3: 5.0, 8: -100.0, 4: 30.0},
+        min_tokens=6,
+        stop_token_ids=(11,),
+    ),
+)
+
+
+@pytest.mark.parametrize("mode", [GREEDY, SAMPLED, EVERYTHING], ids=lambda mode: mode.name)
 def test_the_reference_chooses_what_the_engine_chooses(mode: Mode) -> None:
     generator = torch.Generator().manual_seed(1)
+    before = [1, 2, 3, 7, 7, 3, 5, 5, 60]
+    chosen: set[int] = set()
     for seed in range(200):
         row = torch.randn(1, 300, generator=generator) * 3
-        sampling = SamplingParams(temperature=mode.temperature, top_p=mode.top_p, seed=seed)
-        request = JudgeRequest(row, EMPTY_BLOCK, [1] * 9, 5, sampling, 300)
+        sampling = replace(mode.sampling, seed=seed)
+        request = JudgeRequest(row, EMPTY_BLOCK, before, 5, sampling, 300, ENDS)
         (verdict,) = judge([request])
         assert isinstance(verdict, Verdict)
-        assert verdict.tokens == (choose(row[0].double().numpy(), mode, seed, 9).token,)
+        edited = edit(row[0].double().numpy(), mode.sampling, before[:5], before[5:], ENDS)
+        assert verdict.tokens == (choose(edited, mode, seed, 9).token,)
+        chosen.update(verdict.tokens)
+    assert len(chosen) > 20
+    assert mode is not EVERYTHING or (3 in chosen and not chosen & {*ENDS, 8, 11})

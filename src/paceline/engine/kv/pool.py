@@ -1,19 +1,28 @@
-"""The pool of key/value rows: fixed-size pages, a block table per sequence, rollback to any row.
+"""The pool of key/value rows: fixed-size pages, a block table per sequence, shared prefixes, rollback to any row.
 
 Words and half-open ranges, for a sequence whose block table is `pages` and a page size of P:
 
-| range | what | owner |
+| range | what | who may write it |
 |---|---|---|
-| rows [0, num_rows) | computed for the tokens at positions [0, num_rows) | the sequence |
-| rows [num_rows, num_rows + n) | reserved: the running pass writes them, they hold nothing before | the running pass |
+| rows [0, num_rows) | computed for the tokens at positions [0, num_rows) | nobody; the sequence may forget them |
+| rows [num_rows, num_rows + n) | reserved: hold nothing before the running pass writes them | the running pass |
 | row r | lies in slot pages[r // P] * P + r % P of every plane | |
-| slots [p * P, (p + 1) * P) | page p | one sequence, or free |
+| slots [p * P, (p + 1) * P) | page p | the one sequence that holds it, until it is published |
 
-A pass has three steps. `reserve(n)` makes room and moves nothing; the pass writes the reserved rows; `commit` makes the
+| a page is | held by | in the prefix table | it goes when |
+|---|---|---|---|
+| free | nobody | no | |
+| private | one sequence | no | that sequence lets go |
+| shared | several sequences | perhaps | the last one lets go and it is not published |
+| published | any number of sequences | yes: full, of committed tokens only | it is idle and its room is needed |
+| idle | nobody | yes | its room is needed, least recently used first |
+
+A pass has three steps. `reserve(n)` makes room in private pages; the pass writes the reserved rows; `commit` makes the
 rows of the accepted path part of the sequence (and moves them together if the path skipped nodes of a tree), so that
-what was not accepted is forgotten. `rollback(num_rows)` forgets rows at the end. Nothing is copied except in the
-`commit` of a path with gaps. Not thread-safe: whoever runs the passes owns the pool, and pages are freed between
-passes, never during one.
+what was not accepted is forgotten. `rollback(num_rows)` forgets rows at the end. `publish` offers full pages to other
+sequences, `adopt` takes them, `fork` shares all rows. Nothing is copied except in the `commit` of a path with gaps, in
+`fork`, in the `reserve` that follows a rollback into a shared page, and in `straighten`. Not thread-safe: whoever runs
+the passes owns the pool, and pages change hands between passes, never during one.
 
 Pages of one sequence are neighbours where possible: then its rows are one range of slots and attention reads them in
 place (`slots` gives a slice); otherwise it gathers them.
@@ -21,15 +30,23 @@ place (`slots` gives a slice); otherwise it gathers them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from paceline.engine.kv.prefix import PrefixStats, PrefixTable
+from paceline.engine.kv.sequence import SequenceKV, page_runs
 from paceline.errors import CapacityExceeded, ConfigurationError
 from paceline.kv_usage import KvUsage
 
+__all__ = ["DEFAULT_PAGE_TOKENS", "KVPool", "PlaneShape", "PrefixStats", "SequenceKV"]
+
 DEFAULT_PAGE_TOKENS = 16
+
+_EVICTED_AT_ONCE = 16
+"""A 16th of the pool is evicted at a time, so that what is placed next finds neighbouring pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +78,8 @@ class KVPool:
         page_tokens: rows per page.
         dtype: of the numbers.
         device: where they are.
+        prefix_caching: whether full pages are shared by the tokens they hold; otherwise `publish` and `adopt` do
+            nothing.
     """
 
     def __init__(
@@ -71,6 +90,7 @@ class KVPool:
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        prefix_caching: bool = True,
     ) -> None:
         if num_pages < 1 or page_tokens < 1:
             raise ConfigurationError(f"a KV pool needs at least one page of one token, not {num_pages} x {page_tokens}")
@@ -86,7 +106,11 @@ class KVPool:
         self.bytes_per_token = sum(shape.numbers_per_row for shape in shapes) * dtype.itemsize
         self._free = bytearray(b"\x01" * num_pages)  # 1 where the page is free
         self._num_free = num_pages
+        self._holders = [0] * num_pages  # block tables that name the page
+        self._num_held = 0
         self._sequences: set[SequenceKV] = set()
+        self.prefixes = PrefixTable() if prefix_caching else None
+        """Published pages; for `SequenceKV` only. None without prefix caching."""
 
     @classmethod
     def within_budget(
@@ -97,6 +121,7 @@ class KVPool:
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        prefix_caching: bool = True,
     ) -> KVPool:
         """The largest pool that fits a memory budget.
 
@@ -111,7 +136,7 @@ class KVPool:
                 f"{page_bytes} bytes",
                 field="kv_bytes",
             )
-        return cls(shapes, num_pages, page_tokens, dtype=dtype, device=device)
+        return cls(shapes, num_pages, page_tokens, dtype=dtype, device=device, prefix_caching=prefix_caching)
 
     @property
     def num_bytes(self) -> int:
@@ -125,8 +150,18 @@ class KVPool:
 
     @property
     def pages_in_use(self) -> int:
-        """Pages that belong to a sequence."""
-        return self.num_pages - self._num_free
+        """Different pages in block tables; idle pages are not in use."""
+        return self._num_held
+
+    @property
+    def pages_available(self) -> int:
+        """Pages that can be had: free ones and idle ones."""
+        return self.num_pages - self._num_held
+
+    @property
+    def prefix_stats(self) -> PrefixStats:
+        """What prefix sharing did so far; may be asked from any thread."""
+        return PrefixStats() if self.prefixes is None else self.prefixes.stats
 
     @property
     def usage(self) -> KvUsage:
@@ -145,40 +180,126 @@ class KVPool:
         return sequence
 
     def take_pages(self, count: int, after: int | None) -> list[int]:
-        """Takes free pages, neighbours where possible; for `SequenceKV` only.
+        """Takes free pages, neighbours where possible, and evicts idle ones if too few are free; for `SequenceKV` only.
 
         Args:
             count: how many.
             after: page that they should follow; None for a sequence without pages, which is put where it can grow.
 
         Raises:
-            CapacityExceeded: fewer are free; nothing is taken.
+            CapacityExceeded: fewer are available; nothing is taken or evicted.
         """
-        if count > self._num_free:
+        if count > self.pages_available:
             raise CapacityExceeded(
-                f"the KV pool has {self._num_free} of {self.num_pages} pages free ({self.page_tokens} tokens each), "
-                f"{count} more are needed; try again when other sessions have ended"
+                f"the KV pool has {self.pages_available} of {self.num_pages} pages free ({self.page_tokens} tokens "
+                f"each), {count} more are needed; try again when other sessions have ended"
             )
+        if count > self._num_free:
+            self._evict(max(count - self._num_free, self.num_pages // _EVICTED_AT_ONCE))
         taken: list[int] = []
         page = self._place(count) if after is None else after + 1
         while len(taken) < count:
             if page >= self.num_pages or not self._free[page]:
                 page = self._place(count - len(taken))
             self._free[page] = 0
+            self._holders[page] = 1
             taken.append(page)
             page += 1
         self._num_free -= count
+        self._num_held += count
         return taken
 
-    def give_back(self, pages: Sequence[int]) -> None:
-        """Frees pages; for `SequenceKV` only."""
-        for page in pages:
-            self._free[page] = 1
-        self._num_free += len(pages)
+    def num_holders(self, page: int) -> int:
+        """Block tables that name the page; for `SequenceKV` only."""
+        return self._holders[page]
+
+    def hold(self, page: int) -> None:
+        """Counts one more block table that names the page; for `SequenceKV` only."""
+        if not self._holders[page]:
+            if self.prefixes is not None:
+                self.prefixes.revive(page)
+            self._num_held += 1
+        self._holders[page] += 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Counts one block table less for each page, the last page first; for `SequenceKV` only.
+
+        A page that is in none any more becomes idle if it is published, else free.
+        """
+        for page in reversed(pages):
+            self._holders[page] -= 1
+            if not self._holders[page]:
+                self._num_held -= 1
+                if self.prefixes is None or not self.prefixes.retire(page):
+                    self._set_free(page)
+
+    def unpublish(self, page: int) -> None:
+        """Takes a page, and what continues it, out of the prefix table if it is there; for `SequenceKV` only."""
+        if self.prefixes is not None and self.prefixes.key(page) is not None:
+            for removed in self.prefixes.remove(page):
+                if not self._holders[removed]:
+                    self._set_free(removed)
+
+    def copy_rows(self, source: int, target: int, num_rows: int) -> None:
+        """Copies the first rows of a page to another one; for `SequenceKV` only."""
+        self._copy_slots(source * self.page_tokens, target * self.page_tokens, num_rows)
+
+    def straighten(self, sequence: SequenceKV) -> bool:
+        """Moves a sequence's own pages into one gap of neighbouring free pages, so that attention reads them in place.
+
+        Costs one copy of these rows; to be called between passes, for a sequence whose pages are in many runs. Pages
+        that other sequences hold too stay where they are; published ones stay published.
+
+        Returns:
+            Whether anything moved: not if the pages are neighbours already, or no gap is wide enough.
+        """
+        first = len(sequence.pages)
+        while first and self._holders[sequence.pages[first - 1]] == 1:
+            first -= 1
+        moving = sequence.pages[first:]
+        runs = page_runs(moving)
+        if len(runs) < 2:
+            return False
+        starts = [sequence.pages[first - 1] + 1] if first else []
+        starts.append(self._place(len(moving)))
+        target = next((start for start in starts if self._is_gap(start, len(moving))), None)
+        if target is None:
+            return False
+        sequence.pages[first:] = range(target, target + len(moving))
+        for run in runs:
+            self._copy_slots(run.start * self.page_tokens, target * self.page_tokens, len(run) * self.page_tokens)
+            for page in run:
+                self._free[page], self._free[target] = 1, 0
+                self._holders[page], self._holders[target] = 0, 1
+                if self.prefixes is not None and self.prefixes.key(page) is not None:
+                    self.prefixes.rename(page, target)
+                target += 1
+        return True
 
     def forget(self, sequence: SequenceKV) -> None:
         """Ends a sequence; for `SequenceKV` only."""
         self._sequences.discard(sequence)
+
+    def _evict(self, count: int) -> None:
+        """Frees idle pages, at least `count` if there are as many, least recently used first."""
+        table = self.prefixes
+        wanted = self._num_free + count
+        while table is not None and self._num_free < wanted and table.num_idle:
+            before = self._num_free
+            self.unpublish(table.least_recently_used())
+            table.evicted_pages += self._num_free - before
+
+    def _set_free(self, page: int) -> None:
+        self._free[page] = 1
+        self._num_free += 1
+
+    def _is_gap(self, first: int, count: int) -> bool:
+        """Whether the pages [first, first + count) exist and are free."""
+        return self._free[first : first + count] == b"\x01" * count
+
+    def _copy_slots(self, source: int, target: int, count: int) -> None:
+        for group in self.groups:
+            group[:, :, target : target + count] = group[:, :, source : source + count]
 
     def _place(self, count: int) -> int:
         """First page for a run of `count`: in the middle of the widest gap, so that both neighbours can grow.
@@ -195,112 +316,27 @@ class KVPool:
         return best_start + best_length // 2
 
     def check_integrity(self) -> None:
-        """Checks that every page is free or in exactly one block table, and that tables hold their rows.
+        """Checks that every page is free, idle or in as many block tables as counted, and that tables hold their rows.
 
         Raises:
             AssertionError: says what is wrong.
         """
-        owner: dict[int, SequenceKV] = {}
+        tables = Counter(page for sequence in self._sequences for page in sequence.pages)
         for sequence in self._sequences:
-            if sequence.num_rows > len(sequence.pages) * self.page_tokens:
-                raise AssertionError(f"{sequence.num_rows} rows do not fit in pages {sequence.pages}")
-            for page in sequence.pages:
-                if page in owner:
-                    raise AssertionError(f"page {page} is in two block tables")
-                if self._free[page]:
-                    raise AssertionError(f"page {page} is free and in a block table")
-                owner[page] = sequence
-        if len(owner) != self.num_pages - self._num_free or sum(self._free) != self._num_free:
+            sequence.check_integrity()
+        if self.prefixes is not None:
+            self.prefixes.check_integrity()
+        for page in range(self.num_pages):
+            idle = self.prefixes is not None and self.prefixes.is_idle(page)
+            if tables[page] != self._holders[page]:
+                raise AssertionError(f"page {page} is in {tables[page]} block tables, {self._holders[page]} counted")
+            if bool(tables[page]) + idle + self._free[page] != 1:
+                raise AssertionError(
+                    f"page {page}: in {tables[page]} block tables, idle {idle}, free {bool(self._free[page])}; "
+                    "one of the three must hold"
+                )
+        if len(tables) != self._num_held or sum(self._free) != self._num_free:
             raise AssertionError(
-                f"{len(owner)} pages in block tables, {self._num_free} counted and {sum(self._free)} marked free, "
-                f"{self.num_pages} in all"
+                f"{len(tables)} pages in block tables and {sum(self._free)} free, but {self._num_held} and "
+                f"{self._num_free} counted, of {self.num_pages} in all"
             )
-
-
-class SequenceKV:
-    """The rows of one sequence. Made by `KVPool.new_sequence`."""
-
-    __slots__ = ("_pool", "num_rows", "pages")
-
-    def __init__(self, pool: KVPool) -> None:
-        self._pool = pool
-        self.num_rows = 0
-        """Rows [0, num_rows) are computed."""
-        self.pages: list[int] = []
-        """Block table: page of rows [i * P, (i + 1) * P)."""
-
-    def reserve(self, num_rows: int) -> None:
-        """Makes room for rows [self.num_rows, self.num_rows + num_rows); moves nothing.
-
-        Raises:
-            CapacityExceeded: the pool has too few free pages; the sequence is unchanged.
-        """
-        missing = self._num_pages(self.num_rows + num_rows) - len(self.pages)
-        if missing > 0:
-            self.pages += self._pool.take_pages(missing, self.pages[-1] if self.pages else None)
-
-    def commit(self, num_chain: int, path: Sequence[int] = ()) -> None:
-        """Makes rows of the finished pass part of the sequence and forgets the others.
-
-        The pass wrote its chain at rows [num_rows, num_rows + num_chain) and node i of the tree under the chain's last
-        token (node 0) at row num_rows + num_chain - 1 + i.
-
-        Args:
-            num_chain: rows of the chain to keep, at least 1 if there is a path.
-            path: accepted nodes from the root down, root excluded; each is greater than the one before.
-        """
-        first = self.num_rows + num_chain
-        moved = [(first - 1 + node, first + index) for index, node in enumerate(path) if node != index + 1]
-        if moved:
-            sources = self._slot_tensor([source for source, _ in moved])
-            targets = self._slot_tensor([target for _, target in moved])
-            for group in self._pool.groups:
-                # Gathered before it is scattered: a source may be another node's target.
-                group[:, :, targets] = group[:, :, sources]
-        self.num_rows = first + len(path)
-        self._trim()
-
-    def rollback(self, num_rows: int) -> None:
-        """Forgets rows [num_rows, self.num_rows); a length at or above the present one changes nothing."""
-        self.num_rows = min(self.num_rows, num_rows)
-        self._trim()
-
-    def free(self) -> None:
-        """Gives all pages back; the sequence is not to be used again."""
-        self.rollback(0)
-        self._pool.forget(self)
-
-    def slot_list(self, start: int, stop: int) -> list[int]:
-        """Slots of rows [start, stop), which must be reserved."""
-        size = self._pool.page_tokens
-        return [self.pages[row // size] * size + row % size for row in range(start, stop)]
-
-    def slots(self, stop: int) -> slice | torch.Tensor:
-        """Slots of rows [0, stop): a slice if they are neighbours, else a tensor # [stop] on the pool's device."""
-        size = self._pool.page_tokens
-        pages = self.pages[: self._num_pages(stop)]
-        if not pages:
-            return slice(0, 0)
-        first = pages[0]
-        if pages[-1] - first == len(pages) - 1 and pages == list(range(first, first + len(pages))):
-            return slice(first * size, first * size + stop)
-        table = torch.tensor(pages, device=self._device).unsqueeze(1) * size
-        return (table + torch.arange(size, device=self._device)).flatten()[:stop]
-
-    def _num_pages(self, num_rows: int) -> int:
-        return -(-num_rows // self._pool.page_tokens)
-
-    def _slot_tensor(self, rows: Sequence[int]) -> torch.Tensor:
-        size = self._pool.page_tokens
-        return torch.tensor([self.pages[row // size] * size + row % size for row in rows], device=self._device)
-
-    def _trim(self) -> None:
-        """Frees the pages that hold no row."""
-        needed = self._num_pages(self.num_rows)
-        if needed < len(self.pages):
-            self._pool.give_back(self.pages[needed:])
-            del self.pages[needed:]
-
-    @property
-    def _device(self) -> torch.device:
-        return self._pool.groups[0].device

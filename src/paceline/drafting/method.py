@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from paceline.messages import SamplingParams
+from paceline.messages import AcceptanceRule, DraftProbs, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,11 @@ class DraftJob:
         sampling: the request's parameters; drafts use its keyed noise.
         generation_start: index in `context` of the first generated token, for penalties and min_tokens.
         only: of a chain, only this method may propose; empty for any. A single method need not look at it.
+        rule: how the target will judge the draft.
         tokens: the chain proposed so far; tokens[i] has absolute position len(context) + i.
         confidences: the drafter's own probability of each token.
+        draft_probs: under the rule `ratio`, the distribution that each token was drawn from; empty where all of them
+            were chosen without chance.
         done: no further step will add to it.
         method: name of the method that proposed it.
     """
@@ -68,8 +71,10 @@ class DraftJob:
     sampling: SamplingParams
     generation_start: int = 0
     only: str = ""
+    rule: AcceptanceRule = AcceptanceRule.MATCH
     tokens: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
+    draft_probs: list[DraftProbs] = field(default_factory=list)
     done: bool = False
     method: str = ""
 

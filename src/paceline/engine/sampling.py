@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 
 from paceline.engine.processors import PrefixState, SessionRows, Shaping
-from paceline.errors import ModelError
-from paceline.messages import SamplingParams, TokenLogprobs
+from paceline.errors import ModelError, PacelineError
+from paceline.messages import AcceptanceRule, DraftProbs, SamplingParams, TokenLogprobs
 from paceline.speculation.acceptance import match
 from paceline.speculation.noise import noise_keys
 from paceline.speculation.tree import DraftTree
@@ -40,6 +40,9 @@ class JudgeRequest:
         sampling: the request's parameters, seed included.
         vocab_size: number of real token ids; columns at or above it are padding and are never chosen.
         eos_token_ids: ids that min_tokens masks, together with the request's stop ids.
+        rule: how drafts are judged; greedy requests are judged alike under both.
+        draft_probs: what the drafts were drawn from, under `ratio`: one per draft of the block as it was sent, so there
+            may be more than drafts are left. Empty for drafts that were chosen without chance.
     """
 
     logits: torch.Tensor
@@ -49,6 +52,8 @@ class JudgeRequest:
     sampling: SamplingParams
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
+    rule: AcceptanceRule = AcceptanceRule.MATCH
+    draft_probs: tuple[DraftProbs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,7 @@ class Verdict:
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-def judge(requests: Sequence[JudgeRequest]) -> list[Verdict | ModelError]:
+def judge(requests: Sequence[JudgeRequest]) -> list[Verdict | PacelineError]:
     """Samples the target's token at every node and keeps the drafts that equal it (rule `match`).
 
     A row that is not finite fails its own session, and only if the walk comes to it: a draft that is discarded can do
@@ -86,7 +91,7 @@ def judge(requests: Sequence[JudgeRequest]) -> list[Verdict | ModelError]:
     eager = [index for index, session in enumerate(sessions) if not _goes_row_by_row(session)]
     eager_tokens = sample([(sessions[index], range(len(sessions[index].paths))) for index in eager])
     sampled = dict(zip(eager, eager_tokens, strict=True))
-    verdicts: list[Verdict | ModelError] = []
+    verdicts: list[Verdict | PacelineError] = []
     for index, (request, session) in enumerate(zip(requests, sessions, strict=True)):
         try:
             verdicts.append(_verdict(request, session, sampled.get(index)))

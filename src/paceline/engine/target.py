@@ -358,10 +358,10 @@ class TargetEngine:
             eos_token_ids=self._eos_token_ids,
         )
 
-    def _finish(self, part: Part, verdict: Verdict | ModelError, size: PassSize) -> Verified | Failed:
+    def _finish(self, part: Part, verdict: Verdict | PacelineError, size: PassSize) -> Verified | Failed:
         """Keeps what was accepted and answers the command."""
         session, work = part.session, part.work
-        if isinstance(verdict, ModelError):
+        if isinstance(verdict, PacelineError):
             return self._fail(session, work, verdict)
         session.kv.commit(len(part.sequence.tokens), verdict.accepted_path)
         session.log.extend(verdict.tokens)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from paceline.drafting.method import DraftJob, DraftMethod
 from paceline.engine.runner import ModelRunner, SequencePass
 from paceline.engine.sampling import JudgeRequest, Verdict, judge
-from paceline.errors import ModelError
 from paceline.messages import SamplingParams
 from paceline.speculation.tree import DraftTree
 
@@ -33,7 +32,7 @@ class Target:
         kv.free()
         request = JudgeRequest(logits, tree, committed, 0, sampling, self._vocab_size)
         verdict = judge([request])[0]
-        assert not isinstance(verdict, ModelError)
+        assert isinstance(verdict, Verdict)
         return verdict
 
     def plain(self, prompt: Sequence[int], count: int, sampling: SamplingParams) -> list[int]:

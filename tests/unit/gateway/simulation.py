@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,11 +20,13 @@ from paceline_gateway.round_record import RoundRecord, RoundTimes
 
 from paceline.errors import Failure, PacelineError
 from paceline.messages import (
+    AcceptanceRule,
     Close,
     Draft,
     Drafted,
     DrafterCommand,
     DrafterEvent,
+    DraftProbs,
     Evicted,
     Failed,
     ModelInfo,
@@ -68,11 +70,20 @@ class _VerifierSession:
     last: Verified | None = None
 
 
+Judge = Callable[[TokenLog, Verify], tuple[tuple[int, ...], tuple[int, ...]]]
+"""Accepted path and tokens of a block after the committed tokens."""
+
+
+def matching(law: Law) -> Judge:
+    """The rule `match` on a law."""
+    return lambda log, command: walk(law, log, command.block)
+
+
 @dataclass
 class SimVerifier:
     """Answers at once; `events` waits for the test."""
 
-    law: Law
+    judge: Judge
     sessions: dict[str, _VerifierSession] = field(default_factory=dict)
     passes: int = 0
     refusals: deque[Failure] = field(default_factory=deque)
@@ -104,7 +115,7 @@ class SimVerifier:
         if have is not None:
             return [NeedTokens(command.session, command.epoch, command.round, have)]
         self.passes += 1
-        path, tokens = walk(self.law, session.log, command.block)
+        path, tokens = self.judge(session.log, command)
         session.log.extend(tokens)
         session.last = Verified(
             command.session,
@@ -124,6 +135,8 @@ class SimDrafter:
     """Drafts by a script. Answers at once; a superseded draft cannot be seen here, only a stale one."""
 
     script: Script
+    draft_probs: Callable[[Sequence[int], DraftTree], tuple[DraftProbs, ...]] = lambda context, block: ()
+    """What the tokens of a block after a context were drawn from."""
     sessions: dict[str, TokenLog] = field(default_factory=dict)
     drafts: list[Draft] = field(default_factory=list)
     refuse: Failure | None = None
@@ -150,8 +163,17 @@ class SimDrafter:
         have = log.reconcile(command.base_len, command.prefix_hash, command.catch_up)
         if have is not None:
             return NeedTokens(command.session, command.epoch, command.draft_id, have)
-        block = self.script([*log.tokens, *command.assumed], command.max_depth)
-        return Drafted(command.session, command.epoch, command.draft_id, block, kv_len=len(log) - 1, method="sim")
+        context = [*log.tokens, *command.assumed]
+        block = self.script(context, command.max_depth)
+        return Drafted(
+            command.session,
+            command.epoch,
+            command.draft_id,
+            block,
+            kv_len=len(log) - 1,
+            method="sim",
+            draft_probs=self.draft_probs(context, block),
+        )
 
 
 class Simulation:
@@ -179,23 +201,26 @@ class Simulation:
         max_draft_tokens: int = 16,
         drafter_context: int = 256,
         patience: Patience | None = None,
+        rule: AcceptanceRule = AcceptanceRule.MATCH,
+        temperature: float = 0.0,
     ) -> None:
-        tokenizer = Tokenizer.load(write_letters(folder, VOCAB_SIZE))
+        tokenizer = _letters(folder)
         plan = GenerationPlan(
             session="s",
             session_drawn=True,
             model="toy",
             prompt=tuple(prompt),
-            sampling=SamplingParams(temperature=0.0),
+            sampling=SamplingParams(temperature=temperature),
             max_tokens=max_tokens,
             num_draft_tokens=num_draft_tokens,
+            rule=rule,
             draft_ahead=draft_ahead,
             stop=stop,
         )
         end = EndSettings(max_tokens, frozenset({EOS}), stop=stop)
         self.now = 0.0
         self.patience = patience or Patience()
-        self.verifiers = {"v0": SimVerifier(law), "v1": SimVerifier(law)}
+        self.verifiers = {"v0": SimVerifier(matching(law)), "v1": SimVerifier(matching(law))}
         self.drafter = SimDrafter(script)
         self.infos = {
             Lane.VERIFIER: _info(256, max_draft_tokens),
@@ -370,6 +395,11 @@ class Simulation:
         deadline = self.loop.deadline
         assert deadline is not None, "nothing is on its way and nothing is due: the session hangs"
         self.wait(max(deadline - self.now, 0.0))
+
+
+@functools.cache
+def _letters(folder: Path) -> Tokenizer:
+    return Tokenizer.load(write_letters(folder, VOCAB_SIZE))
 
 
 def _info(max_model_len: int, max_draft_tokens: int) -> ModelInfo:

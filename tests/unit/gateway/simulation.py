@@ -18,7 +18,7 @@ from paceline_gateway.plan import GenerationPlan, Patience
 from paceline_gateway.round_loop import RoundLoop
 from paceline_gateway.round_record import RoundRecord, RoundTimes
 
-from paceline.errors import Failure, PacelineError
+from paceline.errors import Failure, InvalidArgument, PacelineError
 from paceline.messages import (
     AcceptanceRule,
     Close,
@@ -115,7 +115,10 @@ class SimVerifier:
         if have is not None:
             return [NeedTokens(command.session, command.epoch, command.round, have)]
         self.passes += 1
-        path, tokens = self.judge(session.log, command)
+        try:
+            path, tokens = self.judge(session.log, command)
+        except InvalidArgument as error:
+            return [Failed(command.session, command.epoch, command.round, error.to_failure())]
         session.log.extend(tokens)
         session.last = Verified(
             command.session,

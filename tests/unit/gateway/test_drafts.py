@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from paceline_gateway.drafts import MAX_OPEN_DRAFTS, DraftBook
 
-from paceline.messages import Drafted
+from paceline.messages import AcceptanceRule, Drafted, DraftProbs
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
 from paceline.token_log import TokenLog
 
@@ -11,9 +11,9 @@ from paceline.token_log import TokenLog
 class Setup:
     """A session with three committed tokens and an attached drafter."""
 
-    def __init__(self) -> None:
+    def __init__(self, rule: AcceptanceRule = AcceptanceRule.MATCH) -> None:
         self.log = TokenLog([1, 2, 3])
-        self.book = DraftBook("s", 1, self.log)
+        self.book = DraftBook("s", 1, self.log, rule)
         self.book.attached()
 
     def answer(self, draft_id: int, *tokens: int, now: float = 1.0) -> None:
@@ -26,6 +26,9 @@ class Setup:
     @property
     def tail(self) -> tuple[int, ...]:
         return self.book.tail.tokens
+
+    def check_probs(self, *expected: DraftProbs) -> None:
+        assert self.book.tail.draft_probs == expected
 
 
 def test_a_draft_names_what_it_builds_on() -> None:
@@ -171,3 +174,47 @@ def test_a_refused_block_is_forgotten_with_all_that_follows_it() -> None:
     assert not setup.book.promising
     setup.answer(2, 6, 7)
     assert setup.tail == ()
+
+
+def drawn(token: int) -> DraftProbs:
+    return DraftProbs((token, token + 1), (0.75, 0.25))
+
+
+def certain(token: int) -> DraftProbs:
+    return DraftProbs((token,), (1.0,))
+
+
+def answer_drawn(setup: Setup, draft_id: int, *tokens: int) -> None:
+    probs = tuple([drawn(token) for token in tokens])
+    setup.book.answered(Drafted("s", 1, draft_id, DraftTree.chain(tokens), 0, draft_probs=probs), 1.0)
+
+
+def test_under_ratio_probabilities_go_where_their_tokens_go() -> None:
+    setup = Setup(AcceptanceRule.RATIO)
+    setup.book.request(2, 0.0)
+    answer_drawn(setup, 1, 4, 5, 6)  # one more than it was asked for
+    setup.check_probs(drawn(4), drawn(5))
+    setup.book.request(2, 0.0)
+    setup.answer(2, 6, 7)  # chosen without chance
+    setup.check_probs(drawn(4), drawn(5), certain(6), certain(7))
+    setup.commit(4, 5, 6, judged=DraftTree.chain([4, 5]))
+    setup.check_probs(certain(7))
+    setup.book.drop_tail()
+    setup.check_probs()
+
+
+def test_under_ratio_an_overtaken_answer_keeps_the_probabilities_of_what_is_left() -> None:
+    setup = Setup(AcceptanceRule.RATIO)
+    setup.book.request(3, 0.0)
+    setup.commit(4)
+    answer_drawn(setup, 1, 4, 5, 6)
+    assert setup.tail == (5, 6)
+    setup.check_probs(drawn(5), drawn(6))
+
+
+def test_under_match_probabilities_are_not_kept() -> None:
+    setup = Setup()
+    setup.book.request(3, 0.0)
+    answer_drawn(setup, 1, 4, 5)
+    assert setup.tail == (4, 5)
+    setup.check_probs()

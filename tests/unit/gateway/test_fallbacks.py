@@ -10,9 +10,11 @@ from paceline_gateway.effects import Lane
 from paceline_gateway.plan import Patience
 from paceline_gateway.round_record import Fallback
 
-from paceline.errors import Cancelled, Failure
-from tests.unit.gateway.laws import Script, hash_law, nothing, perfect, wrong_at
-from tests.unit.gateway.simulation import Simulation, deliver_verdict, drain
+from paceline.errors import Cancelled, Failure, InvalidArgument
+from paceline.messages import Verify
+from paceline.token_log import TokenLog
+from tests.unit.gateway.laws import Script, hash_law, nothing, perfect, plain_text_of, wrong_at
+from tests.unit.gateway.simulation import Judge, Simulation, deliver_verdict, drain
 
 LAW = hash_law(5)
 EVER = Patience(drafter_pause_s=1e6)
@@ -101,6 +103,43 @@ def test_a_refused_block(tmp_path: Path) -> None:
     deliver_verdict(simulation)  # the block that has been sent now was answered already; the next one is refused
     simulation.verifiers["v0"].refusals.append(Failure("invalid_argument", "no such node", "block"))
     assert ended(simulation) == {Fallback.BLOCK_REFUSED: 1}
+
+
+def refuse_blocks(simulation: Simulation) -> Judge:
+    """From now on the verifier refuses every block; returns what it did before."""
+    judge = simulation.verifiers["v0"].judge
+
+    def refuse(log: TokenLog, command: Verify) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        if command.block.tokens:
+            raise InvalidArgument("the probabilities of draft 0 are not a distribution", field="draft_probs")
+        return judge(log, command)
+
+    simulation.verifiers["v0"].judge = refuse
+    return judge
+
+
+def test_a_drafter_whose_blocks_are_refused_again_and_again_is_left_alone(tmp_path: Path) -> None:
+    simulation = Simulation(tmp_path, LAW, perfect(LAW), max_tokens=20, patience=EVER)
+    refuse_blocks(simulation)
+    simulation.start()
+    # Three refused blocks; then no round asks it for another one.
+    assert ended(simulation) == {Fallback.BLOCK_REFUSED: 3, Fallback.DRAFTER_LOST: 15}
+    assert simulation.committed == plain_text_of(LAW, (1, 2, 3), 20)
+
+
+def test_after_a_pause_it_has_one_try_until_a_block_has_been_judged(tmp_path: Path) -> None:
+    simulation = Simulation(tmp_path, LAW, perfect(LAW), max_tokens=40)
+    judge = refuse_blocks(simulation)
+    simulation.start()
+    for refusals in (3, 4, 5):
+        while simulation.attached[Lane.DRAFTER] is not None:
+            simulation.step()
+        deliver_verdict(simulation)
+        assert causes(simulation)[Fallback.BLOCK_REFUSED] == refusals
+        simulation.wait(simulation.patience.drafter_pause_s)
+    simulation.verifiers["v0"].judge = judge
+    assert ended(simulation)[Fallback.BLOCK_REFUSED] == 5
+    assert simulation.loop.report(simulation.now).accepted_tokens > 10
 
 
 @pytest.mark.parametrize("steps", range(0, 14, 2))

@@ -184,8 +184,9 @@ def test_five_hundred_sessions_leave_nothing_behind() -> None:
         grown = traced_bytes() - before
     finally:
         tracemalloc.stop()
-    # Forgetting only the token log of each of these 350 sessions would take some 500 bytes each, 170 kB in all.
-    assert grown < 40_000, grown
+    # About 40 kB are numbers in the free lists of Python and torch, which stop growing: 65 kB after 4,000 sessions. If
+    # only the token log of each of these 350 sessions were kept, it would be 430 kB.
+    assert grown < 100_000, grown
     assert soak.engine.num_sessions == 0
     assert not soak.engine.has_work
     assert soak.engine.kv_pages_in_use == 0

@@ -40,6 +40,25 @@ def trees(draw: st.DrawFn) -> DraftTree:
     return DraftTree(tuple(tokens), tuple(parents))
 
 
+DRAFT_PROBS = st.lists(st.tuples(IDS, st.floats(0, 1, width=32)), max_size=4).map(
+    lambda pairs: m.DraftProbs(tuple([token for token, _ in pairs]), tuple([value for _, value in pairs]))
+)
+
+
+@st.composite
+def sampled_chains(draw: st.DrawFn) -> tuple[DraftTree, tuple[m.DraftProbs, ...]]:
+    """A chain, with what each of its tokens was drawn from."""
+    tokens = draw(TOKENS)
+    return DraftTree.chain(tokens), tuple([draw(DRAFT_PROBS) for _ in tokens])
+
+
+@st.composite
+def blocks(draw: st.DrawFn, /, build: Callable[..., Any], **fields: st.SearchStrategy[Any]) -> Any:
+    """Messages with a tree, or with a chain and its probabilities."""
+    tree, probs = draw(st.tuples(trees(), st.just(())) | sampled_chains())
+    return build(block=tree, draft_probs=probs, **{name: draw(values) for name, values in fields.items()})
+
+
 SAMPLING = st.builds(
     m.SamplingParams,
     temperature=DOUBLES,
@@ -75,7 +94,7 @@ def opens(draw: st.DrawFn) -> m.Open:
 
 
 CLOSES = st.builds(m.Close, NAMES, LONGS)
-VERIFIES = st.builds(
+VERIFIES = blocks(
     m.Verify,
     session=NAMES,
     epoch=LONGS,
@@ -83,7 +102,6 @@ VERIFIES = st.builds(
     base_len=st.integers(8, 2**31 - 1),
     prefix_hash=HASHES,
     catch_up=TOKENS,
-    block=trees(),
 )
 DRAFTS = st.builds(
     m.Draft,
@@ -117,12 +135,11 @@ VERIFIED = st.builds(
     logprobs=st.lists(LOGPROBS, max_size=3).map(tuple),
     timing=TIMING,
 )
-DRAFTED = st.builds(
+DRAFTED = blocks(
     m.Drafted,
     session=NAMES,
     epoch=LONGS,
     draft_id=LONGS,
-    block=trees(),
     kv_len=COUNTS,
     confidences=st.lists(FLOATS, max_size=4).map(tuple),
     method=NAMES,
@@ -237,6 +254,13 @@ def test_malformed_tree_is_refused(tree: common_pb2.DraftTree, field: str) -> No
     assert caught.value.field == field
 
 
+CHAIN = common_pb2.DraftTree(tokens=[5, 6])
+SIBLINGS = common_pb2.DraftTree(tokens=[5, 6], parents=[0, 0])
+PROBS = common_pb2.DraftProbs(token_ids=[5, 6], probs=[0.5, 0.5])
+UNPAIRED = common_pb2.DraftProbs(token_ids=[5, 6], probs=[1.0])
+TOO_MANY_PROBS = common_pb2.DraftProbs(
+    token_ids=range(wire.MAX_DRAFT_PROBS + 1), probs=[0.0] * (wire.MAX_DRAFT_PROBS + 1)
+)
 TOO_MANY = [1] * (MAX_SESSION_TOKENS + 1)
 
 
@@ -267,6 +291,12 @@ def _draft(**changes: Any) -> drafter_pb2.DrafterCommand:
         (_verify(catch_up=[1, -2]), "catch_up"),
         (_verify(base_len=2**22, catch_up=TOO_MANY), "catch_up"),
         (_verify(block=common_pb2.DraftTree(tokens=[1], parents=[4])), "block.parents"),
+        (_verify(block=CHAIN, draft_probs=[PROBS]), "draft_probs"),
+        (_verify(block=CHAIN, draft_probs=[PROBS] * 3), "draft_probs"),
+        (_verify(draft_probs=[PROBS]), "draft_probs"),
+        (_verify(block=SIBLINGS, draft_probs=[PROBS] * 2), "draft_probs"),
+        (_verify(block=CHAIN, draft_probs=[PROBS, UNPAIRED]), "draft_probs"),
+        (_verify(block=CHAIN, draft_probs=[PROBS, TOO_MANY_PROBS]), "draft_probs"),
         (_open(tokens=[]), "tokens"),
         (_open(tokens=[3, -1]), "tokens"),
         (_open(tokens=TOO_MANY), "tokens"),
@@ -304,6 +334,12 @@ def _assert_refused(parse: Callable[[Any], object], command: object, field: str)
         parse(command)
     assert caught.value.field == field
     assert str(caught.value)
+
+
+@pytest.mark.parametrize("probs", [[PROBS], [PROBS, UNPAIRED], [PROBS, TOO_MANY_PROBS], [PROBS] * 3])
+def test_probabilities_that_do_not_pair_with_their_drafts_are_refused(probs: list[common_pb2.DraftProbs]) -> None:
+    drafted = drafter_pb2.Drafted(session="s", epoch=1, draft_id=1, block=CHAIN, draft_probs=probs)
+    _assert_refused(wire.drafter_event_from_pb, drafter_pb2.DrafterEvent(drafted=drafted), "draft_probs")
 
 
 def test_empty_events_are_refused() -> None:

@@ -26,6 +26,7 @@ from paceline.wire.events import (
 )
 from paceline.wire.parts import (
     MAX_BLOCK_NODES,
+    MAX_DRAFT_PROBS,
     failure_from_pb,
     failure_to_pb,
     model_info_from_pb,
@@ -46,6 +47,7 @@ from paceline.wire.parts import (
 
 __all__ = [
     "MAX_BLOCK_NODES",
+    "MAX_DRAFT_PROBS",
     "MAX_SESSION_NAME_CHARS",
     "CommandRef",
     "command_ref",

@@ -7,6 +7,7 @@ next token that the scripted target follows too:
     drafter = ScriptedDrafter(wrong_at(law, 2))
     gate = StepGate()
     drafter = ScriptedDrafter(perfect(law), gate=gate)       # slow: each step waits until the test lets it go
+    drafter = ScriptedDrafter(drawn(row, seed=1), row=row)   # draws its drafts, and says from what under rule ratio
 
 The rows it reports follow the rule of `draft_model`, so tests can check `kv_len` through the wire.
 """
@@ -20,10 +21,13 @@ from collections.abc import Callable, Sequence
 from paceline.drafting.method import DraftJob, MethodInfo
 from paceline.drafting.rows import rows_to_keep
 from paceline.errors import CapacityExceeded, ModelError
-from paceline.messages import SamplingParams
+from paceline.messages import AcceptanceRule, DraftProbs, SamplingParams
 
 Law = Callable[[Sequence[int], SamplingParams], int]
 """The next token after a context under the request's parameters."""
+
+RowLaw = Callable[[Sequence[int]], DraftProbs]
+"""The distribution of the next draft after a context."""
 
 Script = Callable[[Sequence[int], SamplingParams, int], list[int]]
 """The tokens to propose: (context, parameters, max_depth) to a chain."""
@@ -72,6 +76,21 @@ def put_at(law: Law, index: int, token: int) -> Script:
         if index < depth:
             tokens[index] = token
         return tokens
+
+    return script
+
+
+def drawn(row: RowLaw, seed: int) -> Script:
+    """Draws each draft from a law, anew each time."""
+    # Not for secrets: the tests want the same draws in every run.
+    source = random.Random(seed)
+
+    def script(context: Sequence[int], sampling: SamplingParams, depth: int) -> list[int]:
+        tokens = list(context)
+        for _ in range(depth):
+            probs = row(tokens)
+            tokens += source.choices(probs.token_ids, probs.probs)
+        return tokens[len(context) :]
 
     return script
 
@@ -158,6 +177,7 @@ class ScriptedDrafter:
         gate: StepGate | None = None,
         at_once: bool = False,
         confidence: float = 1.0,
+        row: RowLaw | None = None,
         info: MethodInfo | None = None,
     ) -> None:
         self.script = script
@@ -167,6 +187,7 @@ class ScriptedDrafter:
         self._gate = gate
         self._at_once = at_once
         self._confidence = confidence
+        self._row = row
         self._info = info or MethodInfo(name="scripted")
         self._plans: dict[int, list[int]] = {}
 
@@ -201,9 +222,11 @@ class ScriptedDrafter:
         elif job.tokens:
             fed.append(job.tokens[-1])
         count = len(plan) if self._at_once else 1
-        new = plan[len(job.tokens) : len(job.tokens) + count]
-        job.tokens.extend(new)
-        job.confidences.extend([self._confidence] * len(new))
+        for token in plan[len(job.tokens) : len(job.tokens) + count]:
+            if self._row is not None and job.rule is AcceptanceRule.RATIO and not job.sampling.greedy:
+                job.draft_probs.append(self._row([*job.context, *job.tokens]))
+            job.tokens.append(token)
+            job.confidences.append(self._confidence)
         job.method = self._info.name
         if len(job.tokens) >= len(plan):
             job.done = True

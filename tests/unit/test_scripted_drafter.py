@@ -9,12 +9,13 @@ import pytest
 
 from paceline.drafting.method import DraftJob, MethodInfo
 from paceline.errors import CapacityExceeded, ModelError
-from paceline.messages import SamplingParams
+from paceline.messages import AcceptanceRule, DraftProbs, SamplingParams
 from tests.fakes.scripted_drafter import (
     Script,
     ScriptedDrafter,
     StepGate,
     broken,
+    drawn,
     empty,
     eos_at,
     garbage,
@@ -118,3 +119,23 @@ def test_a_gate_holds_steps_until_they_are_let_go() -> None:
     thread.join(timeout=10)
     assert job.done
     drafter.advance([DraftJob("s", (0, 1), 1, GREEDY)])  # an open gate holds nobody
+
+
+def row(context: Sequence[int]) -> DraftProbs:
+    return DraftProbs((len(context), 50), (0.75, 0.25))
+
+
+@pytest.mark.parametrize("rule", AcceptanceRule)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drawn_drafts_come_with_what_they_were_drawn_from_where_that_counts(
+    rule: AcceptanceRule, temperature: float
+) -> None:
+    drafter = ScriptedDrafter(drawn(row, seed=1), row=row)
+    drafter.open("s")
+    job = DraftJob("s", (0, 1, 2), 4, SamplingParams(temperature=temperature), rule=rule)
+    for _ in range(4):
+        drafter.advance([job])
+    assert len(job.tokens) == 4
+    assert all(token in (3 + index, 50) for index, token in enumerate(job.tokens))
+    told = [row((0,) * length) for length in range(3, 7)]
+    assert job.draft_probs == (told if rule is AcceptanceRule.RATIO and temperature else [])

@@ -7,8 +7,9 @@
 | `Close` | (decided by the base) the session is gone; its running job is answered with what it has |
 | a step is done | finished jobs are answered |
 
-A draft is valid for one context: base + assumed. Whether it was of use the gateway finds out, so nothing here can
-change a generation's output.
+A draft is valid for one context: base + assumed. Whether it was of use the gateway finds out. Under the rule `match`
+nothing here can change a generation's output; under `ratio` the tokens must have been drawn from the probabilities that
+go with them, and be cut by length and time only.
 """
 
 from __future__ import annotations
@@ -204,7 +205,9 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
         # A job that the method never sees needs no context, which may be far longer than the method's.
         context = [*session.log.tokens, *command.assumed] if depth > 0 else ()
         opened = session.opened
-        job = DraftJob(command.session, context, depth, opened.sampling, opened.generation_start, opened.method)
+        job = DraftJob(
+            command.session, context, depth, opened.sampling, opened.generation_start, opened.method, opened.rule
+        )
         session.running = _Running(command, job, arrived_s)
         if depth < 1:
             self._answer(session)
@@ -271,6 +274,7 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
                 batch_sessions=running.batch_sessions,
                 batch_tokens=running.batch_sessions,
             ),
+            draft_probs=tuple(job.draft_probs[: len(tokens)]),
         )
 
     # --- passes -----------------------------------------------------------------------------------------------------

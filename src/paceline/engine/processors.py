@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.errors import ModelError
 from paceline.messages import SamplingParams
 from paceline.speculation.noise import keyed_argmax, keyed_argmax_of
 
@@ -59,6 +60,16 @@ class Shaping:
             wide = ~complete
             tokens[wide] = self._choose_wide(logits[wide], keys[wide], None if totals is None else totals[wide])
         return tokens
+
+    def kept(self, logits: torch.Tensor) -> torch.Tensor:
+        """Scaled rows with -inf for the tokens that truncation cuts off. # [rows, vocab_size] float32."""
+        if not self.truncates:
+            return logits
+        return logits.masked_fill(logits < self.floors(logits).unsqueeze(1), -torch.inf)
+
+    def probs(self, logits: torch.Tensor) -> torch.Tensor:
+        """The distributions that `choose` draws from. # [rows, vocab_size] float32."""
+        return self.kept(logits).softmax(-1)
 
     def floors(self, logits: torch.Tensor) -> torch.Tensor:
         """The least logit of each row that top_k, top_p and min_p leave, each judging what the one before has left.
@@ -162,9 +173,24 @@ class SessionRows:
         self.shaping = Shaping.of(state.sampling)
         self._seen: tuple[torch.Tensor, torch.Tensor] | None = None
 
+    @property
+    def goes_row_by_row(self) -> bool:
+        """Whether rows are sampled one at a time and only where the walk comes to them, or all in one go.
+
+        The temporaries of one row fit into a CPU's caches, those of several do not; a GPU wants few launches.
+        """
+        return self.logits.device.type == "cpu"
+
     def position(self, row: int) -> int:
         """Absolute position of the token chosen from a row."""
         return len(self.state.committed) + len(self.paths[row])
+
+    def unusable(self, row: int) -> ModelError:
+        """The error that ends a session which comes to a row that is not usable."""
+        return ModelError(
+            f"the logits for position {self.position(row)} are not finite or leave no token to choose: check the "
+            "weights, their dtype and the request's logit_bias"
+        )
 
     def processed(self, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows after bias, penalties, masks and temperature (1 when greedy), before truncation.

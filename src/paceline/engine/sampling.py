@@ -11,15 +11,16 @@ draft token proposed after a context of L + depth(v) tokens.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from paceline.engine.processors import PrefixState, SessionRows, Shaping
-from paceline.errors import ModelError, PacelineError
+from paceline.engine.ratio import RatioChain, judge_chains
+from paceline.errors import InvalidArgument, ModelError, PacelineError
 from paceline.messages import AcceptanceRule, DraftProbs, SamplingParams, TokenLogprobs
-from paceline.speculation.acceptance import match
+from paceline.speculation.acceptance import Walk, match
 from paceline.speculation.noise import noise_keys
 from paceline.speculation.tree import DraftTree
 
@@ -72,32 +73,88 @@ class Verdict:
 
 
 def judge(requests: Sequence[JudgeRequest]) -> list[Verdict | PacelineError]:
-    """Samples the target's token at every node and keeps the drafts that equal it (rule `match`).
+    """Decides what of each block stays and draws the token after it, by the rule of its request.
+
+    `match` samples the target's token at every node and keeps the drafts that equal it. `ratio` judges chains by
+    rejection sampling; the output has the target's law if the drafts were drawn from the `draft_probs` sent with them.
 
     A row that is not finite fails its own session, and only if the walk comes to it: a draft that is discarded can do
     no harm.
 
     Returns:
-        Per request, in order, its verdict or the error that ends its session.
+        Per request, in order, its verdict or the error that ends its session: ModelError for the target's rows,
+        InvalidArgument for drafts that cannot be judged.
     """
-    sessions = [
-        SessionRows(
-            request.logits[:, : request.vocab_size],
-            PrefixState(request.sampling, request.committed, request.generation_start, request.eos_token_ids),
-            node_paths(request.tree),
-        )
-        for request in requests
-    ]
-    eager = [index for index, session in enumerate(sessions) if not _goes_row_by_row(session)]
-    eager_tokens = sample([(sessions[index], range(len(sessions[index].paths))) for index in eager])
+    sessions = [_rows_of(request) for request in requests]
+    by_ratio = [index for index, request in enumerate(requests) if _is_by_ratio(request)]
+    by_match = [index for index, request in enumerate(requests) if not _is_by_ratio(request)]
+    walks: dict[int, Walk | PacelineError] = {}
+    walks.update(
+        zip(by_match, _walk_by_match([(requests[i].tree, sessions[i]) for i in by_match]), strict=True),
+    )
+    walks.update(zip(by_ratio, _walk_by_ratio([(requests[i], sessions[i]) for i in by_ratio]), strict=True))
+    return [_verdict(session, walks[index]) for index, session in enumerate(sessions)]
+
+
+def _rows_of(request: JudgeRequest) -> SessionRows:
+    return SessionRows(
+        request.logits[:, : request.vocab_size],
+        PrefixState(request.sampling, request.committed, request.generation_start, request.eos_token_ids),
+        node_paths(request.tree),
+    )
+
+
+def _is_by_ratio(request: JudgeRequest) -> bool:
+    return request.rule is AcceptanceRule.RATIO and not request.sampling.greedy
+
+
+def _walk_by_match(blocks: Sequence[tuple[DraftTree, SessionRows]]) -> list[Walk | ModelError]:
+    eager = [index for index, (_, session) in enumerate(blocks) if not session.goes_row_by_row]
+    eager_tokens = sample([(blocks[index][1], range(len(blocks[index][1].paths))) for index in eager])
     sampled = dict(zip(eager, eager_tokens, strict=True))
-    verdicts: list[Verdict | PacelineError] = []
-    for index, (request, session) in enumerate(zip(requests, sessions, strict=True)):
+    walks: list[Walk | ModelError] = []
+    for index, (tree, session) in enumerate(blocks):
         try:
-            verdicts.append(_verdict(request, session, sampled.get(index)))
+            walks.append(match(tree, _sampler(session, sampled.get(index))))
         except ModelError as error:
-            verdicts.append(error)
-    return verdicts
+            walks.append(error)
+    return walks
+
+
+def _sampler(session: SessionRows, sampled: Sequence[int | None] | None) -> Callable[[int], int]:
+    """The target's sample at a node; looked up where all have been sampled already."""
+
+    def sample_at(node: int) -> int:
+        token = sample([(session, (node,))])[0][0] if sampled is None else sampled[node]
+        if token is None:
+            raise session.unusable(node)
+        return token
+
+    return sample_at
+
+
+def _walk_by_ratio(blocks: Sequence[tuple[JudgeRequest, SessionRows]]) -> list[Walk | PacelineError]:
+    walks: dict[int, Walk | PacelineError] = {}
+    chains: dict[int, RatioChain] = {}
+    for index, (request, session) in enumerate(blocks):
+        try:
+            if not request.tree.is_chain:
+                raise InvalidArgument(
+                    "the rule ratio judges chains, and this block branches: send one path of it", field="block"
+                )
+            chains[index] = RatioChain.of(session, request.tree.tokens, request.draft_probs)
+        except InvalidArgument as error:
+            walks[index] = error
+    walks.update(zip(chains, judge_chains(list(chains.values())), strict=True))
+    return [walks[index] for index in range(len(blocks))]
+
+
+def _verdict(session: SessionRows, walk: Walk | PacelineError) -> Verdict | PacelineError:
+    if isinstance(walk, PacelineError):
+        return walk
+    num_top = session.state.sampling.top_logprobs
+    logprobs = () if num_top is None else token_logprobs(session, walk.visited, walk.tokens, num_top)
+    return Verdict(walk.accepted_path, walk.tokens, logprobs)
 
 
 def node_paths(tree: DraftTree) -> list[tuple[int, ...]]:
@@ -106,31 +163,6 @@ def node_paths(tree: DraftTree) -> list[tuple[int, ...]]:
     for token, parent in zip(tree.tokens, tree.parents, strict=True):
         paths.append((*paths[parent], token))
     return paths
-
-
-def _goes_row_by_row(session: SessionRows) -> bool:
-    """Whether rows are sampled one at a time and only where the walk comes to them, or all in one go.
-
-    The temporaries of one row fit into a CPU's caches, those of several do not; a GPU wants few launches.
-    """
-    return session.logits.device.type == "cpu"
-
-
-def _verdict(request: JudgeRequest, session: SessionRows, sampled: Sequence[int | None] | None) -> Verdict:
-    def sample_at(node: int) -> int:
-        token = sample([(session, (node,))])[0][0] if sampled is None else sampled[node]
-        if token is None:
-            raise ModelError(
-                f"the logits for position {session.position(node)} are not finite or leave no token to choose: "
-                "check the weights, their dtype and the request's logit_bias"
-            )
-        return token
-
-    walk = match(request.tree, sample_at)
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    if request.sampling.top_logprobs is not None:
-        logprobs = token_logprobs(session, walk.visited, walk.tokens, request.sampling.top_logprobs)
-    return Verdict(walk.accepted_path, walk.tokens, logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +236,7 @@ def sample(batch: Sequence[tuple[SessionRows, Sequence[int]]]) -> list[list[int 
     tokens: list[list[int | None]] = [[] for _ in batch]
     alike: dict[tuple[Shaping | None, int, torch.device], list[int]] = {}
     for index, (session, rows) in enumerate(batch):
-        if _goes_row_by_row(session):
+        if session.goes_row_by_row:
             tokens[index] = [_sample_alike([(session, (row,))])[0][0] for row in rows]
         else:
             alike.setdefault((session.shaping, session.logits.shape[1], session.logits.device), []).append(index)
@@ -252,9 +284,7 @@ def token_logprobs(
     entries = []
     for row, token in zip(rows, tokens, strict=True):
         logits, _ = session.processed((row,))
-        kept = logits
-        if session.shaping is not None and session.shaping.truncates:
-            kept = logits.masked_fill(logits < session.shaping.floors(logits).unsqueeze(1), -torch.inf)
+        kept = logits if session.shaping is None else session.shaping.kept(logits)
         logprobs = kept[0].log_softmax(-1).clamp_(min=LOGPROB_FLOOR)
         best, ids = logits[0].topk(min(num_top, logits.shape[1]))
         ranked = sorted(

@@ -21,19 +21,21 @@ is emitted either way, so the output is what the ordinary sampler says, whatever
 `ratio` is the rejection rule of Leviathan et al. (arXiv 2211.17192) and Chen et al. (arXiv 2302.01318) for chains: a
 draft x stays iff u * draft_probs[x] < target_probs[x]; the first one that does not is replaced by a draw from the
 normalised residual max(target_probs - draft_probs, 0). Only the distribution is promised, and only if the drafts were
-drawn from exactly the `draft_probs` given here and with randomness that is independent of the one used here.
+drawn from exactly the `draft_probs` given here and with randomness that is independent of the one used here. A draft
+that was chosen without chance was drawn from a distribution that holds nothing else.
 
 This module does not know how logits become distributions, nor where noise comes from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from paceline.errors import InvalidArgument, ModelError
+from paceline.messages import DraftProbs
 from paceline.speculation.tree import DraftTree
 
 PROBABILITY_SUM_TOLERANCE = 1e-3
@@ -85,19 +87,18 @@ class RatioVerdicts:
 
     Attributes:
         num_accepted: accepted drafts of each chain. # [batch] int64
-        last_tokens: the recovered or bonus token of each chain. # [batch] int64
+        last_weights: what the token after them is to be drawn from, not normalised. # [batch, vocab_size] float64
     """
 
     num_accepted: torch.Tensor
-    last_tokens: torch.Tensor
+    last_weights: torch.Tensor
 
 
 def ratio(
-    target_probs: torch.Tensor,  # [batch, num_draft_tokens + 1, vocab_size] float32
-    draft_probs: torch.Tensor,  # [batch, num_draft_tokens, vocab_size] float32
+    target_probs_at: Callable[[int], torch.Tensor],  # index of a draft -> [batch, vocab_size] float
+    draft_probs: torch.Tensor,  # [batch, num_draft_tokens, vocab_size] float
     draft_tokens: torch.Tensor,  # [batch, num_draft_tokens] int64
     uniforms: torch.Tensor,  # [batch, num_draft_tokens] in [0, 1)
-    residual_noise: torch.Tensor,  # [batch, vocab_size] standard Gumbel
 ) -> RatioVerdicts:
     """Judges chains by rejection sampling.
 
@@ -106,65 +107,95 @@ def ratio(
     distribution takes its place.
 
     Args:
-        target_probs: row i judges draft i; the last row is for the bonus.
-        draft_probs: the distribution that draft i was drawn from.
+        target_probs_at: the rows that judge draft i, and behind the last draft the rows for the bonus. Asked in order,
+            and no further than some chain goes.
+        draft_probs: the distributions that the drafts were drawn from, checked by `check_draft_probs`.
         draft_tokens: the drafts.
-        uniforms: one per draft, independent of everything the drafter used.
-        residual_noise: for the last token, independent of everything else.
+        uniforms: one per draft, independent of everything the drafter used. The caller draws the last token with noise
+            that is independent of these and of the drafter's.
 
     Raises:
-        ModelError: a row of `target_probs` is not a distribution.
-        InvalidArgument: a row of `draft_probs` is not a distribution, or gives a draft token no probability: that token
-            was not drawn from it, and nothing can be promised.
+        ModelError: a row that a chain has come to is not a distribution.
     """
-    _check_target_probs(target_probs)
-    check_draft_probs(draft_probs, draft_tokens)
-    num_drafts = draft_tokens.shape[1]
-    index = draft_tokens.unsqueeze(-1)
-    target_of_draft = target_probs[:, :num_drafts].gather(2, index)[..., 0].double()
-    draft_of_draft = draft_probs.gather(2, index)[..., 0].double()
-    accepts = uniforms.double() * draft_of_draft < target_of_draft
-    num_accepted = accepts.long().cumprod(1).sum(1)
+    batch, num_drafts, vocab_size = draft_probs.shape
+    num_accepted = torch.zeros(batch, dtype=torch.int64, device=draft_probs.device)
+    last_weights = torch.empty(batch, vocab_size, dtype=torch.float64, device=draft_probs.device)
+    on_its_way = torch.ones(batch, dtype=torch.bool, device=draft_probs.device)
+    for draft in range(num_drafts):
+        target, proposed = target_probs_at(draft), draft_probs[:, draft]
+        _check_target_probs(target[on_its_way])
+        token = draft_tokens[:, draft : draft + 1]
+        chance = uniforms[:, draft].double() * proposed.gather(1, token)[:, 0].double()
+        accepts = on_its_way & (chance < target.gather(1, token)[:, 0].double())
+        ends = on_its_way & ~accepts
+        if ends.any():
+            last_weights[ends] = residual(target[ends], proposed[ends])
+        on_its_way = accepts
+        if not on_its_way.any():
+            return RatioVerdicts(num_accepted, last_weights)
+        num_accepted += accepts
+    target = target_probs_at(num_drafts)[on_its_way]
+    _check_target_probs(target)
+    last_weights[on_its_way] = target.double()
+    return RatioVerdicts(num_accepted, last_weights)
 
-    # A zero row behind the last draft makes the bonus the residual of nothing: the target's row itself.
-    draft_rows = torch.cat([draft_probs, torch.zeros_like(target_probs[:, :1])], dim=1)
-    row = num_accepted.view(-1, 1, 1).expand(-1, 1, target_probs.shape[2])
-    target_row = target_probs.gather(1, row)[:, 0].double()
-    residual = (target_row - draft_rows.gather(1, row)[:, 0].double()).clamp_(min=0.0)
-    empty = residual.sum(-1, keepdim=True) <= MIN_RESIDUAL_MASS
-    weights = torch.where(empty, target_row, residual)
-    return RatioVerdicts(num_accepted, (weights.log() + residual_noise.double()).argmax(-1))
 
-
-def _not_a_distribution(probs: torch.Tensor) -> torch.Tensor:
-    """Rows that are not finite, not >= 0 or do not sum to 1, # [..., vocab_size] -> [...] bool."""
-    proper = (probs >= 0).all(-1)  # NaN compares false
-    return ~proper | ~((probs.double().sum(-1) - 1.0).abs() <= PROBABILITY_SUM_TOLERANCE)
+def residual(
+    target_probs: torch.Tensor,  # [rows, vocab_size] float
+    draft_probs: torch.Tensor,  # [rows, vocab_size] float
+) -> torch.Tensor:
+    """What is left of the target's distribution where drafts took their share, not normalised. Float64, same shape."""
+    target_probs = target_probs.double()
+    left = (target_probs - draft_probs.double()).clamp_(min=0.0)
+    empty = left.sum(-1, keepdim=True) <= MIN_RESIDUAL_MASS
+    return torch.where(empty, target_probs, left)
 
 
 def _check_target_probs(target_probs: torch.Tensor) -> None:
-    bad = _not_a_distribution(target_probs)
+    """Insists on finite rows that are not negative and sum to 1. # [rows, vocab_size]."""
+    off = (target_probs.sum(-1, dtype=torch.float64) - 1.0).abs()
+    bad = ~((target_probs.amin(-1) >= 0) & (off <= PROBABILITY_SUM_TOLERANCE))  # NaN compares false
     if bad.any():
         raise ModelError(f"the target's probabilities are not a distribution in {int(bad.sum())} rows of the block")
 
 
-def check_draft_probs(
-    draft_probs: torch.Tensor,  # [batch, num_draft_tokens, vocab_size]
-    draft_tokens: torch.Tensor,  # [batch, num_draft_tokens] int64
-) -> None:
+def check_draft_probs(draft_probs: Sequence[DraftProbs], draft_tokens: Sequence[int], vocab_size: int) -> None:
     """Refuses blocks whose tokens cannot have been drawn from the probabilities sent with them.
+
+    Args:
+        draft_probs: one per draft of a chain as it was sent.
+        draft_tokens: what is left of that chain. Cutting it at an id that is no token would be biased, since the cut
+            depends on the draw; it shows as an id outside the vocabulary in what was cut off.
+        vocab_size: number of real token ids.
 
     Raises:
         InvalidArgument: names the first draft at fault.
     """
-    outside = (draft_tokens < 0) | (draft_tokens >= draft_probs.shape[2])
-    if outside.any():
-        token = int(draft_tokens[outside][0])
-        raise InvalidArgument(f"draft token {token} is outside [0, {draft_probs.shape[2]})", field="block.tokens")
-    for reason, bad in (
-        ("are not a distribution", _not_a_distribution(draft_probs)),
-        ("give its token no probability", draft_probs.gather(2, draft_tokens.unsqueeze(-1))[..., 0] <= 0),
-    ):
-        if bad.any():
-            draft = int(bad.nonzero()[0, 1])
-            raise InvalidArgument(f"the probabilities of draft {draft} {reason}", field="block.draft_probs")
+    if len(draft_probs) < len(draft_tokens):
+        raise InvalidArgument(
+            f"{len(draft_probs)} draft_probs for {len(draft_tokens)} drafts: send one for each, or none if all drafts "
+            "were chosen without chance",
+            field="draft_probs",
+        )
+    for draft, row in enumerate(draft_probs):
+        token = draft_tokens[draft] if draft < len(draft_tokens) else None
+        fault = _fault(row, token, vocab_size)
+        if fault:
+            raise InvalidArgument(
+                f"the probabilities of draft {draft} {fault}: send exactly what the draft was drawn from",
+                field="draft_probs",
+            )
+
+
+def _fault(row: DraftProbs, token: int | None, vocab_size: int) -> str:
+    if len(row.token_ids) != len(row.probs):
+        return f"are {len(row.probs)} for {len(row.token_ids)} ids"
+    if len(set(row.token_ids)) < len(row.token_ids):
+        return "name an id twice"
+    if row.token_ids and not (min(row.token_ids) >= 0 and max(row.token_ids) < vocab_size):
+        return f"name an id outside [0, {vocab_size})"
+    if not all(prob >= 0.0 for prob in row.probs) or not abs(sum(row.probs) - 1.0) <= PROBABILITY_SUM_TOLERANCE:
+        return "are not a distribution"  # NaN compares false
+    if token is not None and dict(zip(row.token_ids, row.probs, strict=True)).get(token, 0.0) <= 0.0:
+        return f"give its token {token} no probability"
+    return ""

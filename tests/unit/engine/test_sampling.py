@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.engine import sampling as sampling_module
+from paceline.engine.processors import SessionRows
 from paceline.engine.sampling import (
     LOGPROB_FLOOR,
     DraftChoice,
@@ -167,7 +167,7 @@ class TestBatch:
         crowd[3].logits[0] = float("nan")
         crowd[4].logits[-1] = float("nan")
         row_by_row = judge(crowd)
-        monkeypatch.setattr(sampling_module, "_goes_row_by_row", lambda session: False)
+        monkeypatch.setattr(SessionRows, "goes_row_by_row", False)
         for one, other in zip(judge(crowd), row_by_row, strict=True):
             assert one == other or str(one) == str(other)
         assert isinstance(row_by_row[3], ModelError)

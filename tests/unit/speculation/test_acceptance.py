@@ -1,6 +1,8 @@
 import functools
 import itertools
+import math
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,9 +11,9 @@ from hypothesis import strategies as st
 
 from paceline.errors import InvalidArgument, ModelError
 from paceline.generation import token_origins
-from paceline.messages import SamplingParams, TokenOrigin
-from paceline.speculation.acceptance import Walk, match, ratio
-from paceline.speculation.noise import NoiseStream, gumbel, keyed_argmax, noise_keys, uniform
+from paceline.messages import DraftProbs, SamplingParams, TokenOrigin
+from paceline.speculation.acceptance import RatioVerdicts, Walk, check_draft_probs, match, ratio
+from paceline.speculation.noise import NoiseStream, keyed_argmax, noise_keys, uniform
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
 from tests.unit.speculation.law import P_VALUE, Tokens, ToyModel, fit_p_value, total_variation
 
@@ -109,6 +111,10 @@ class TestMatch:
         assert origins[-1] is expected
 
 
+def target_probs_at(target_probs: torch.Tensor) -> Callable[[int], torch.Tensor]:
+    return lambda row: target_probs[:, row]
+
+
 def one_hot(tokens: torch.Tensor, vocab_size: int) -> torch.Tensor:
     return torch.nn.functional.one_hot(tokens, vocab_size).float()
 
@@ -154,13 +160,12 @@ class ChainLaw:
         """How often each of the vocab_size**3 first three tokens came out."""
         target_probs = torch.stack([self.probs(self.target, drafts[:, :n]) for n in range(3)], dim=1)
         uniforms = torch.cat([uniform(self.keys(n, NoiseStream.RATIO_ACCEPT), torch.tensor([0])) for n in range(2)], 1)
-        verdicts = ratio(
-            target_probs, draft_probs, drafts, uniforms, self.residual_noise(residual_stream, target_probs)
-        )
+        verdicts = ratio(target_probs_at(target_probs), draft_probs, drafts, uniforms)
+        last_tokens = self.last_tokens(verdicts, residual_stream)
         code = torch.zeros(self.draws, dtype=torch.int64)
         for accepted in range(3):
             chosen = verdicts.num_accepted == accepted
-            tokens = torch.cat([drafts[chosen, :accepted], verdicts.last_tokens[chosen].unsqueeze(1)], dim=1)
+            tokens = torch.cat([drafts[chosen, :accepted], last_tokens[chosen].unsqueeze(1)], dim=1)
             while tokens.shape[1] < 3:
                 probs = self.probs(self.target, tokens)
                 tokens = torch.cat([tokens, torch.multinomial(probs, 1, generator=self.generator)], dim=1)
@@ -168,8 +173,9 @@ class ChainLaw:
         counts: list[int] = torch.bincount(code, minlength=self.vocab_size**3).tolist()
         return counts
 
-    def residual_noise(self, stream: NoiseStream, target_probs: torch.Tensor) -> torch.Tensor:
-        return gumbel(self.keys(0, stream), torch.arange(target_probs.shape[2]))
+    def last_tokens(self, verdicts: RatioVerdicts, stream: NoiseStream) -> torch.Tensor:
+        keys = torch.stack([self.keys(position, stream) for position in range(3)])
+        return keyed_argmax(verdicts.last_weights.log().float(), keys.gather(0, verdicts.num_accepted.unsqueeze(0))[0])
 
     def exact(self) -> list[float]:
         return list(self.target.law(self.sampling, 3).values())
@@ -196,19 +202,18 @@ class TestRatioLaw:
     def test_disjoint_supports(self) -> None:
         target = torch.tensor([0.5, 0.5, 0.0, 0.0]).repeat(DRAWS, 2, 1)
         draft = torch.tensor([0.0, 0.0, 0.25, 0.75]).repeat(DRAWS, 1, 1)
-        keys = noise_keys(range(DRAWS), [0] * DRAWS, stream=NoiseStream.RATIO_RESIDUAL)
-        uniforms = torch.zeros(DRAWS, 1)
-        verdicts = ratio(target, draft, torch.full((DRAWS, 1), 3), uniforms, gumbel(keys, torch.arange(4)))
+        verdicts = ratio(target_probs_at(target), draft, torch.full((DRAWS, 1), 3), torch.zeros(DRAWS, 1))
         assert not verdicts.num_accepted.any()
-        assert fit_p_value(torch.bincount(verdicts.last_tokens, minlength=4).tolist(), [0.5, 0.5, 0, 0]) > P_VALUE
+        assert torch.equal(verdicts.last_weights, target[:, 0].double())
 
     def test_draft_that_is_the_target_is_always_accepted(self) -> None:
         law = ChainLaw(TARGET, TARGET)
         tokens, draft_probs = law.drafts(greedy=False, stream=NoiseStream.RATIO_DRAFT)
         target_probs = torch.cat([draft_probs, draft_probs[:, :1]], dim=1)
         uniforms = torch.rand(DRAWS, 2, generator=law.generator)
-        noise = gumbel(law.keys(0, NoiseStream.RATIO_RESIDUAL), torch.arange(4))
-        assert (ratio(target_probs, draft_probs, tokens, uniforms, noise).num_accepted == 2).all()
+        verdicts = ratio(target_probs_at(target_probs), draft_probs, tokens, uniforms)
+        assert (verdicts.num_accepted == 2).all()
+        assert torch.equal(verdicts.last_weights, target_probs[:, 2].double())
 
 
 class TestBiasedVariants:
@@ -251,14 +256,14 @@ class TestBiasedVariants:
 def judge_one(
     target: list[list[float]], draft: list[list[float]], tokens: list[int], uniforms: list[float]
 ) -> tuple[int, int]:
+    """Accepted drafts and the likeliest last token."""
     verdicts = ratio(
-        torch.tensor([target]),
+        target_probs_at(torch.tensor([target])),
         torch.tensor([draft]).reshape(1, len(draft), len(target[0])),
         torch.tensor([tokens], dtype=torch.int64),
         torch.tensor([uniforms]),
-        torch.zeros(1, len(target[0])),
     )
-    return int(verdicts.num_accepted[0]), int(verdicts.last_tokens[0])
+    return int(verdicts.num_accepted[0]), int(verdicts.last_weights[0].argmax())
 
 
 HALF = [0.5, 0.5, 0.0]
@@ -286,25 +291,61 @@ class TestRatioGuards:
         num_accepted, token = judge_one([accept, reject, accept, accept], [SURE, SURE, SURE], [0, 0, 0], [0.5] * 3)
         assert (num_accepted, token) == (1, 1)
 
+    def test_rows_that_no_chain_comes_to_are_not_asked_for(self) -> None:
+        asked: list[int] = []
+
+        def rows(row: int) -> torch.Tensor:
+            asked.append(row)
+            return torch.tensor([[[0.0, 1.0], [0.5, 0.5], [1.0, 0.0]][row]] * 2)
+
+        sure_of_0 = torch.tensor([[[1.0, 0.0], [1.0, 0.0]]] * 2)
+        ratio(rows, sure_of_0, torch.zeros(2, 2, dtype=torch.int64), torch.full((2, 2), 0.4))
+        assert asked == [0]
+
     @pytest.mark.parametrize("row", [[NAN, 0.5, 0.5], [0.5, 0.6, 0.5], [-0.5, 1.0, 0.5], [0.0, 0.0, 0.0]])
     def test_bad_target_row_is_a_model_error(self, row: list[float]) -> None:
         with pytest.raises(ModelError, match="not a distribution in 1 rows"):
             judge_one([HALF, row], [HALF], [0], [0.5])
-
-    @pytest.mark.parametrize("row", [[NAN, 0.5, 0.5], [0.5, 0.6, 0.5], [-0.5, 1.0, 0.5], [float("inf"), 0.0, 0.0]])
-    def test_bad_draft_row_is_refused_by_name(self, row: list[float]) -> None:
-        with pytest.raises(InvalidArgument, match="draft 1 are not a distribution") as caught:
-            judge_one([HALF, HALF, HALF], [HALF, row], [0, 1], [0.5, 0.5])
-        assert caught.value.field == "block.draft_probs"
-
-    def test_token_that_was_not_drawn_from_its_probabilities_is_refused(self) -> None:
-        with pytest.raises(InvalidArgument, match="draft 0 give its token no probability"):
-            judge_one([HALF, HALF], [HALF], [2], [0.5])
-
-    @pytest.mark.parametrize("token", [-1, 3])
-    def test_token_outside_the_vocabulary_is_refused(self, token: int) -> None:
-        with pytest.raises(InvalidArgument, match=rf"draft token {token} is outside \[0, 3\)"):
-            judge_one([HALF, HALF], [HALF], [token], [0.5])
+        assert judge_one([[0.0, 1.0, 0.0], row], [HALF], [0], [0.5]) == (0, 1)
 
     def test_sums_may_be_off_by_rounding(self) -> None:
         assert judge_one([[0.5, 0.5005, 0.0], HALF], [[0.4995, 0.5, 0.0]], [0], [0.5])[0] == 1
+
+
+GOOD = DraftProbs((0, 2), (0.25, 0.75))
+
+
+class TestWhatIsSentWithDrafts:
+    @pytest.mark.parametrize(
+        ("probs", "fault"),
+        [
+            (DraftProbs((0, 1), (NAN, 0.5)), "are not a distribution"),
+            (DraftProbs((0, 1), (0.6, 0.5)), "are not a distribution"),
+            (DraftProbs((0, 1), (1.5, -0.5)), "are not a distribution"),
+            (DraftProbs((0, 1), (math.inf, 0.0)), "are not a distribution"),
+            (DraftProbs((), ()), "are not a distribution"),
+            (DraftProbs((0, 1), (0.5,)), "are 1 for 2 ids"),
+            (DraftProbs((0, 1, 1), (0.5, 0.25, 0.25)), "name an id twice"),
+            (DraftProbs((0, 3), (0.5, 0.5)), r"name an id outside \[0, 3\)"),
+            (DraftProbs((-1, 0), (0.5, 0.5)), r"name an id outside \[0, 3\)"),
+            (DraftProbs((1, 2), (0.5, 0.5)), "give its token 0 no probability"),
+            (DraftProbs((0, 2), (0.0, 1.0)), "give its token 0 no probability"),
+        ],
+    )
+    def test_bad_probabilities_are_refused_by_name(self, probs: DraftProbs, fault: str) -> None:
+        with pytest.raises(InvalidArgument, match=f"draft 1 {fault}") as caught:
+            check_draft_probs([GOOD, probs], [2, 0], 3)
+        assert caught.value.field == "draft_probs"
+
+    def test_too_few_are_refused(self) -> None:
+        with pytest.raises(InvalidArgument, match="1 draft_probs for 2 drafts"):
+            check_draft_probs([GOOD], [2, 0], 3)
+
+    def test_what_was_cut_off_is_looked_at_too(self) -> None:
+        """A chain must not be cut where its own draw left the vocabulary."""
+        check_draft_probs([GOOD, DraftProbs((1,), (1.0,))], [2], 3)
+        with pytest.raises(InvalidArgument, match="draft 1 name an id outside"):
+            check_draft_probs([GOOD, DraftProbs((1, 7), (0.5, 0.5))], [2], 3)
+
+    def test_sums_may_be_off_by_rounding(self) -> None:
+        check_draft_probs([DraftProbs((0, 1), (0.4995, 0.5))], [0], 3)

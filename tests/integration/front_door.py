@@ -48,6 +48,7 @@ class Answer:
     """One completion, whichever door it came through.
 
     Attributes:
+        promise: what is promised about the tokens.
         pieces: its text as it came; a single one where it came whole.
         logprobs: of each token, if asked for.
         top_logprobs: of the best alternatives to each, best first.
@@ -58,6 +59,7 @@ class Answer:
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
+    promise: str
     logprobs: tuple[float, ...] = ()
     top_logprobs: tuple[tuple[float, ...], ...] = ()
     pieces: tuple[str, ...] = field(default=(), compare=False)
@@ -97,6 +99,7 @@ class GrpcDoor:
             run.reason.value,
             run.finished.prompt_tokens,
             run.finished.completion_tokens,
+            run.started.promise.value,
             tuple([max(entry.logprob, FLOOR) for entry in entries]),
             tuple([tuple([max(value, FLOOR) for value in entry.top_logprobs]) for entry in entries]),
             tuple([chunk.text for chunk in run.chunks]),
@@ -206,7 +209,7 @@ def _whole(endpoint: str, text: str, num_alternatives: int) -> Answer:
     content = raw["message"]["content"] if endpoint == CHAT else raw["text"]
     choice = Choice(text=content, token_ids=raw["token_ids"], finish_reason=raw["finish_reason"])
     choice.add_logprobs(raw["logprobs"])
-    return _answer(choice, said["usage"], num_alternatives, [content])
+    return _answer(choice, said["usage"], raw["promise"], num_alternatives, [content])
 
 
 def _streamed(endpoint: str, text: str, num_alternatives: int) -> Answer:
@@ -219,10 +222,13 @@ def _streamed(endpoint: str, text: str, num_alternatives: int) -> Answer:
     (choice,) = answer.choices
     raw = [one for said in events for one in said["choices"]]
     pieces = [one["delta"].get("content", "") if endpoint == CHAT else one["text"] for one in raw]
-    return _answer(choice, answer.usage, num_alternatives, pieces)
+    (promise,) = [one["promise"] for one in raw if one["finish_reason"] is not None]
+    return _answer(choice, answer.usage, promise, num_alternatives, pieces)
 
 
-def _answer(choice: Choice, usage: Mapping[str, int], num_alternatives: int, pieces: Sequence[str]) -> Answer:
+def _answer(
+    choice: Choice, usage: Mapping[str, int], promise: str, num_alternatives: int, pieces: Sequence[str]
+) -> Answer:
     assert choice.finish_reason is not None
     # Completions list the token's own value too, however bad it is.
     best = [tuple(sorted(top.values(), reverse=True)[:num_alternatives]) for top in choice.top_logprobs]
@@ -232,6 +238,7 @@ def _answer(choice: Choice, usage: Mapping[str, int], num_alternatives: int, pie
         choice.finish_reason,
         usage["prompt_tokens"],
         usage["completion_tokens"],
+        promise,
         tuple(choice.token_logprobs),
         tuple(best),
         tuple(pieces),

@@ -25,7 +25,9 @@ sequences, `adopt` takes them, `fork` shares all rows. Nothing is copied except 
 the passes owns the pool, and pages change hands between passes, never during one.
 
 Pages of one sequence are neighbours where possible: then its rows are one range of slots and attention reads them in
-place (`slots` gives a slice); otherwise it gathers them.
+place (`slots` gives a slice); otherwise it gathers them. In a pool full of idle pages strict order of use would hand
+out one scattered page after the other, so it holds where a run begins; a run that goes on takes the idle page beside
+it.
 """
 
 from __future__ import annotations
@@ -45,8 +47,10 @@ __all__ = ["DEFAULT_PAGE_TOKENS", "KVPool", "PlaneShape", "PrefixStats", "Sequen
 
 DEFAULT_PAGE_TOKENS = 16
 
-_EVICTED_AT_ONCE = 16
-"""A 16th of the pool is evicted at a time, so that what is placed next finds neighbouring pages."""
+_KEPT_FREE = 16
+"""Whoever starts a run of pages has a 16th of the pool freed, if there are idle pages: single ones make no gap."""
+_PLENTY_FREE = 4
+"""Below a 4th of the pool free, a sequence grows into idle pages beside it, however lately they were used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +184,7 @@ class KVPool:
         return sequence
 
     def take_pages(self, count: int, after: int | None) -> list[int]:
-        """Takes free pages, neighbours where possible, and evicts idle ones if too few are free; for `SequenceKV` only.
+        """Takes pages, neighbours where possible, and evicts idle ones when free ones are few; for `SequenceKV` only.
 
         Args:
             count: how many.
@@ -194,18 +198,18 @@ class KVPool:
                 f"the KV pool has {self.pages_available} of {self.num_pages} pages free ({self.page_tokens} tokens "
                 f"each), {count} more are needed; try again when other sessions have ended"
             )
-        if count > self._num_free:
-            self._evict(max(count - self._num_free, self.num_pages // _EVICTED_AT_ONCE))
         taken: list[int] = []
-        page = self._place(count) if after is None else after + 1
+        page = self._find(count) if after is None else after + 1
         while len(taken) < count:
-            if page >= self.num_pages or not self._free[page]:
-                page = self._place(count - len(taken))
+            if not self._may_take(page):
+                page = self._find(count - len(taken))
+            if not self._free[page]:
+                self._evict(page)
             self._free[page] = 0
+            self._num_free -= 1
             self._holders[page] = 1
             taken.append(page)
             page += 1
-        self._num_free -= count
         self._num_held += count
         return taken
 
@@ -251,22 +255,22 @@ class KVPool:
         that other sequences hold too stay where they are; published ones stay published.
 
         Returns:
-            Whether anything moved: not if the pages are neighbours already, or no gap is wide enough.
+            Whether anything moved: not if the runs would not become fewer, or no gap is wide enough.
         """
         first = len(sequence.pages)
         while first and self._holders[sequence.pages[first - 1]] == 1:
             first -= 1
-        moving = sequence.pages[first:]
-        runs = page_runs(moving)
-        if len(runs) < 2:
-            return False
-        starts = [sequence.pages[first - 1] + 1] if first else []
+        shared, moving = sequence.pages[:first], sequence.pages[first:]
+        starts = [shared[-1] + 1] if shared else []
         starts.append(self._place(len(moving)))
         target = next((start for start in starts if self._is_gap(start, len(moving))), None)
         if target is None:
             return False
-        sequence.pages[first:] = range(target, target + len(moving))
-        for run in runs:
+        pages = [*shared, *range(target, target + len(moving))]
+        if len(page_runs(pages)) >= len(page_runs(sequence.pages)):
+            return False
+        sequence.pages = pages
+        for run in page_runs(moving):
             self._copy_slots(run.start * self.page_tokens, target * self.page_tokens, len(run) * self.page_tokens)
             for page in run:
                 self._free[page], self._free[target] = 1, 0
@@ -280,14 +284,29 @@ class KVPool:
         """Ends a sequence; for `SequenceKV` only."""
         self._sequences.discard(sequence)
 
-    def _evict(self, count: int) -> None:
-        """Frees idle pages, at least `count` if there are as many, least recently used first."""
-        table = self.prefixes
-        wanted = self._num_free + count
-        while table is not None and self._num_free < wanted and table.num_idle:
+    def _may_take(self, page: int) -> bool:
+        """Whether a run may go on with this page: it is free, or idle while few pages are free."""
+        if page >= self.num_pages or self._free[page]:
+            return page < self.num_pages
+        return (
+            self.prefixes is not None
+            and self.prefixes.is_idle(page)
+            and self._num_free < self.num_pages // _PLENTY_FREE
+        )
+
+    def _find(self, count: int) -> int:
+        """First page for a run of `count`, after evicting the least recently used idle pages if few are free."""
+        wanted = max(count, self.num_pages // _KEPT_FREE)
+        while self.prefixes is not None and self.prefixes.num_idle and self._num_free < wanted:
+            self._evict(self.prefixes.least_recently_used())
+        return self._place(count)
+
+    def _evict(self, page: int) -> None:
+        """Frees an idle page and the idle ones among those that continue it."""
+        if self.prefixes is not None:
             before = self._num_free
-            self.unpublish(table.least_recently_used())
-            table.evicted_pages += self._num_free - before
+            self.unpublish(page)
+            self.prefixes.evicted_pages += self._num_free - before
 
     def _set_free(self, page: int) -> None:
         self._free[page] = 1

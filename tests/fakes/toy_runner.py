@@ -119,6 +119,7 @@ class ToyRunner:
             kv_bytes_per_token=self.pool.bytes_per_token,
             device="cpu",
             dtype="int64",
+            runner="toy",
         )
 
     @property

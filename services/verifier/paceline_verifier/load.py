@@ -7,9 +7,10 @@ import uuid
 
 import torch
 
-from paceline.engine.loader import ModelDtype, load_model
+from paceline.engine.load_runner import load_runner
+from paceline.engine.loader import ModelDtype
+from paceline.engine.runner_options import RunnerChoice, RunnerOptions
 from paceline.engine.target import TargetEngine, TargetOptions
-from paceline.engine.transformers_runner import RunnerOptions, TransformersRunner
 from paceline.errors import ModelError
 from paceline.messages import (
     ModelInfo,
@@ -42,13 +43,13 @@ def load_replica(settings: VerifierSettings) -> Replica[VerifierCommand, Verifie
     torch.set_num_threads(settings.num_threads)
     folder = resolve(settings.model, progress=logger.info)
     tokenizer = Tokenizer.load(folder)
-    loaded = load_model(folder, dtype=ModelDtype(settings.dtype), device=settings.device)
-    runner = TransformersRunner(
-        loaded, RunnerOptions(kv_bytes=settings.kv_cache_bytes, max_model_len=settings.max_model_len)
+    runner = load_runner(
+        folder, dtype=ModelDtype(settings.dtype), device=settings.device, options=_runner_options(settings)
     )
     logger.info(
         "model loaded",
         extra={
+            "runner": runner.info.runner,
             "packing": runner.packing,
             "max_model_len": runner.info.max_model_len,
             "max_sessions": settings.max_sessions,
@@ -77,6 +78,14 @@ def load_replica(settings: VerifierSettings) -> Replica[VerifierCommand, Verifie
         max_sessions=settings.max_sessions,
     )
     return Replica(VerifyActor(engine, actor_limits(settings)), info, tokenizer.vocabulary)
+
+
+def _runner_options(settings: VerifierSettings) -> RunnerOptions:
+    return RunnerOptions(
+        kv_bytes=settings.kv_cache_bytes,
+        max_model_len=settings.max_model_len,
+        runner=RunnerChoice(settings.runner),
+    )
 
 
 def actor_limits(settings: VerifierSettings) -> ActorLimits:

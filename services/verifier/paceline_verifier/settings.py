@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from paceline.runtime.settings import ModelServiceSettings, settings_config
@@ -16,6 +18,9 @@ class VerifierSettings(ModelServiceSettings):
     """Target model: a folder with safetensors, a GGUF file, a hub id or a built-in name."""
     model_name: str = ""
     """Name that clients ask for; empty takes the last part of `model`."""
+    runner: Literal["auto", "native", "transformers"] = "auto"
+    """Code that runs the model: `native` (Llama, Mistral, Qwen2, Qwen3; another model is refused), `transformers` (any
+    decoder), or `auto` for native where it knows the model."""
     kv_cache_bytes: int = Field(default=1024 * 2**20, ge=2**20)
     """Memory for key/value rows, in bytes."""
     max_sessions: int = Field(default=64, ge=1)

@@ -136,9 +136,10 @@ def _runner(folder: Path, settings: MethodSettings) -> DraftRunner:
 
 def _torch_runner(folder: Path, settings: MethodSettings) -> DraftRunner:
     # Here, because these import `transformers`, which takes seconds and the ONNX runner does without.
-    from paceline.engine.loader import ModelDtype, load_model
-    from paceline.engine.transformers_runner import RunnerOptions, TransformersRunner
+    from paceline.engine.load_runner import load_runner
+    from paceline.engine.loader import ModelDtype
+    from paceline.engine.runner_options import RunnerOptions
 
-    loaded = load_model(folder, dtype=ModelDtype(settings.dtype), device=settings.device)
     options = RunnerOptions(kv_bytes=settings.kv_bytes, max_model_len=settings.max_model_len)
-    return TorchDraftRunner(TransformersRunner(loaded, options), settings.max_sessions)
+    runner = load_runner(folder, dtype=ModelDtype(settings.dtype), device=settings.device, options=options)
+    return TorchDraftRunner(runner, settings.max_sessions)

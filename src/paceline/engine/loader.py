@@ -2,13 +2,13 @@
 
 What is refused is refused at start, with the reason and what to do: models whose state cannot be rolled back (recurrent
 or linear-attention layers), encoders, models whose attention does not go through `transformers`' attention interface,
-and models whose logits through the paged pool differ from their own (`TransformersRunner.self_check`).
+and models whose logits through the paged pool differ from their own (`paceline.engine.self_check`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -100,6 +100,14 @@ def load_model(folder: Path, *, dtype: ModelDtype = ModelDtype.FLOAT32, device: 
         raise ModelError(f"{folder} cannot be loaded as a causal language model: {error}", field="model") from error
     model.train(mode=False).requires_grad_(requires_grad=False)
     return LoadedModel(model, folder, eos_token_ids, _context_limit(config), config.get_text_config().vocab_size)
+
+
+@torch.inference_mode()
+def own_logits(model: PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
+    """Logits of every token by the model's own attention, without any cache # [len(tokens), vocab_size] float32."""
+    ids = torch.tensor([list(tokens)], device=next(model.parameters()).device)
+    logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0]
+    return logits.float()
 
 
 @contextmanager

@@ -5,7 +5,8 @@ a verify pass of five tokens costs twice a plain one. Weights reordered once int
 (oneDNN through `torch.ops.mkldnn`) serve one and several tokens at nearly the same price.
 
 The blocked copy takes the place of the plain weight, which is freed, so weights are in memory once. The exception is a
-head tied to the embedding: the embedding looks up rows of the plain table, the head multiplies by a packed copy of it.
+head tied to the embedding in a model of `transformers`: the embedding looks up rows of the plain table, the head
+multiplies by a packed copy of it. The native runner has one copy for both (`paceline.engine.native.tied_table`).
 
 A row's result never depends on the other rows' values. With any matrix kernel its last bits may depend on how many
 rows are multiplied together; the packed kernel has given the same bits for every number of rows so far, which nothing
@@ -37,6 +38,37 @@ def least_rows() -> int:
     return 4 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 1
 
 
+class PackedWeight:
+    """A weight in the kernel library's layout; for inference in float32 on a CPU.
+
+    Args:
+        weight: # [out_features, in_features]; not kept.
+        bias: # [out_features] or None; kept.
+    """
+
+    __slots__ = ("_bias", "_packed", "in_features", "out_features")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _ROWS_HINT)
+        self._bias = None if bias is None else bias.detach()
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of weight and bias."""
+        num_bias = 0 if self._bias is None else self.out_features
+        return 4 * (self.out_features * self.in_features + num_bias)
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:  # [..., in_features] -> [..., out_features]
+        """The product with every row, bias added. Fewer than `least_rows` rows are the caller's to pad."""
+        product = torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self._bias, "none", [], "")
+        return cast("torch.Tensor", product)
+
+    def plain(self) -> torch.Tensor:  # [out_features, in_features]
+        """A copy of the weight in the usual layout, the same to the bit."""
+        return cast("torch.Tensor", self._packed.to_dense())
+
+
 class PackedLinear(nn.Module):
     """A linear layer with a packed weight; for inference in float32 on a CPU.
 
@@ -51,26 +83,20 @@ class PackedLinear(nn.Module):
         self._pad_to_rows = pad_to_rows
         self.out_features, self.in_features = weight.shape
         # An opaque tensor must not be moved or cast, so it is no buffer.
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _ROWS_HINT)
-        self._bias = None if bias is None else bias.detach()
+        self._weight = PackedWeight(weight, bias)
 
     @property
     def num_bytes(self) -> int:
         """Memory of weight and bias."""
-        num_bias = 0 if self._bias is None else self.out_features
-        return 4 * (self.out_features * self.in_features + num_bias)
+        return self._weight.num_bytes
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:  # [..., in_features] -> [..., out_features]
         """The product; the same shape rules as `nn.Linear`."""
         num_rows = inputs.shape[-2] if inputs.dim() > 1 else 0
         if 0 < num_rows < self._pad_to_rows and inputs.numel() == num_rows * self.in_features:
             padded = functional.pad(inputs, (0, 0, 0, self._pad_to_rows - num_rows))
-            return self._multiply(padded)[..., :num_rows, :]
-        return self._multiply(inputs)
-
-    def _multiply(self, inputs: torch.Tensor) -> torch.Tensor:
-        product = torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self._bias, "none", [], "")
-        return cast("torch.Tensor", product)
+            return self._weight(padded)[..., :num_rows, :]
+        return self._weight(inputs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """What the engine asks of a model: one forward pass over a ragged batch of sequences.
 
-A runner knows nothing of sessions, sampling or acceptance. The `transformers` runner lives in
-`engine/transformers_runner.py`; tests
-bring a scripted one that stores tokens where a model stores keys and values.
+A runner knows nothing of sessions, sampling or acceptance. The native runner lives in `engine/native/`, the one for any
+other model in `engine/transformers_runner.py`, the choice between them in `engine/load_runner.py`; tests bring a
+scripted one that stores tokens where a model stores keys and values.
 """
 
 from __future__ import annotations
@@ -45,7 +45,18 @@ class SequencePass:
 
 @dataclass(frozen=True, slots=True)
 class RunnerInfo:
-    """Facts about a loaded model."""
+    """Facts about a loaded model.
+
+    Attributes:
+        vocab_size: token ids that the model knows.
+        max_model_len: most tokens of a sequence.
+        weights_bytes: memory of the weights, copies included.
+        kv_bytes: memory of the pool.
+        kv_bytes_per_token: of a row in all planes.
+        device: where the model runs.
+        dtype: of weights and rows.
+        runner: which code runs it: "native" or "transformers".
+    """
 
     vocab_size: int
     max_model_len: int
@@ -54,6 +65,7 @@ class RunnerInfo:
     kv_bytes_per_token: int
     device: str
     dtype: str
+    runner: str
 
 
 class ModelRunner(Protocol):

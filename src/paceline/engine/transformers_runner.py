@@ -3,38 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
 
 from paceline.engine.attention import ATTENTION_NAME, LAYER_STATE, PagedAttention, plan_pass
-from paceline.engine.kv.pool import DEFAULT_PAGE_TOKENS, KVPool, SequenceKV
-from paceline.engine.loader import LoadedModel
+from paceline.engine.kv.pool import SequenceKV
+from paceline.engine.loader import LoadedModel, own_logits
 from paceline.engine.packing import PackingReport, pack_linears
 from paceline.engine.runner import RunnerInfo, SequencePass
+from paceline.engine.runner_options import DEFAULT_OPTIONS, RunnerChoice, RunnerOptions
+from paceline.engine.runner_setup import attach_pool, describe
 from paceline.engine.self_check import check_runner, check_sequence
-from paceline.errors import ConfigurationError, ModelError
+from paceline.errors import ModelError
 
-DEFAULT_KV_BYTES = 512 << 20
-MIN_POOL_TOKENS = 128
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerOptions:
-    """How a model is run.
-
-    Attributes:
-        kv_bytes: memory for key/value rows.
-        page_tokens: rows per page.
-        max_model_len: most tokens of a sequence; None for what the model and the pool allow.
-        pack: whether to pack weights where that is possible (float32 on a CPU).
-    """
-
-    kv_bytes: int = DEFAULT_KV_BYTES
-    page_tokens: int = DEFAULT_PAGE_TOKENS
-    max_model_len: int | None = None
-    pack: bool = True
+__all__ = ["RunnerOptions", "TransformersRunner"]
 
 
 class TransformersRunner:
@@ -55,42 +38,19 @@ class TransformersRunner:
         ConfigurationError: the key/value budget is too small.
     """
 
-    def __init__(self, loaded: LoadedModel, options: RunnerOptions = RunnerOptions()) -> None:
+    def __init__(self, loaded: LoadedModel, options: RunnerOptions = DEFAULT_OPTIONS) -> None:
         self.model = loaded.model
         self._device = next(loaded.model.parameters()).device
         self._dtype = next(loaded.model.parameters()).dtype
         self.eos_token_ids = loaded.eos_token_ids
         weights_bytes = _parameter_bytes(loaded.model)
         check_tokens = check_sequence(loaded.vocab_size)
-        expected = self._own_logits(check_tokens)
+        expected = own_logits(loaded.model, check_tokens)
         self.packing = pack_linears(loaded.model) if options.pack else PackingReport(reason="switched off")
         self._attention = self._install_attention(check_tokens)
-        self.pool = KVPool.within_budget(
-            self._attention.plane_shapes(),
-            options.kv_bytes,
-            options.page_tokens,
-            dtype=self._dtype,
-            device=self._device,
-        )
-        if self.pool.capacity_tokens < MIN_POOL_TOKENS:
-            raise ConfigurationError(
-                f"a KV budget of {options.kv_bytes} bytes holds {self.pool.capacity_tokens} tokens; at least "
-                f"{MIN_POOL_TOKENS * self.pool.bytes_per_token} bytes ({MIN_POOL_TOKENS} tokens) are needed",
-                field="kv_bytes",
-            )
-        self._attention.attach(self.pool)
-        limits = [loaded.max_model_len, self.pool.capacity_tokens]
-        if options.max_model_len is not None:
-            limits.append(options.max_model_len)
-        self._info = RunnerInfo(
-            vocab_size=loaded.vocab_size,
-            max_model_len=min(limits),
-            weights_bytes=weights_bytes + self.packing.duplicated_bytes,
-            kv_bytes=self.pool.num_bytes,
-            kv_bytes_per_token=self.pool.bytes_per_token,
-            device=str(self._device),
-            dtype=str(self._dtype).removeprefix("torch."),
-        )
+        self.pool = attach_pool(self._attention, options, dtype=self._dtype, device=self._device)
+        weights_bytes += self.packing.duplicated_bytes
+        self._info = describe(loaded, options, self.pool, runner=RunnerChoice.TRANSFORMERS, weights_bytes=weights_bytes)
         odd = {name for facts in self._attention.facts.values() for name in facts.other_arguments}
         check_runner(self, type(loaded.model).__name__, check_tokens, expected, sorted(odd))
 
@@ -117,13 +77,6 @@ class TransformersRunner:
         finally:
             self._attention.plan = None
         return list(logits[: len(plan.wanted)].float().split(plan.num_wanted))
-
-    @torch.inference_mode()
-    def _own_logits(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Logits of every token by the model's own attention, without any cache # [num_tokens, vocab_size]."""
-        ids = torch.tensor([list(tokens)], device=self._device)
-        logits: torch.Tensor = self.model(input_ids=ids, use_cache=False).logits[0]
-        return logits.float()
 
     @torch.inference_mode()
     def _install_attention(self, check_tokens: Sequence[int]) -> PagedAttention:

@@ -1,0 +1,55 @@
+"""Loads a model and chooses the code that runs it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from paceline.engine.loader import ModelDtype, load_model
+from paceline.engine.native.family import native_obstacle
+from paceline.engine.native.native_runner import NativeRunner
+from paceline.engine.runner_options import DEFAULT_OPTIONS, RunnerChoice, RunnerOptions
+from paceline.engine.transformers_runner import TransformersRunner
+from paceline.errors import ConfigurationError, ModelError
+
+logger = logging.getLogger(__name__)
+
+LoadedRunner = NativeRunner | TransformersRunner
+
+
+def load_runner(
+    folder: Path,
+    *,
+    dtype: ModelDtype = ModelDtype.FLOAT32,
+    device: str = "cpu",
+    options: RunnerOptions = DEFAULT_OPTIONS,
+) -> LoadedRunner:
+    """Loads a model from safetensors and gets it ready to run.
+
+    Args:
+        folder: as `paceline.model_source.resolve` returns it.
+        dtype: number format.
+        device: "cpu" or "cuda:N".
+        options: how to run it; `options.runner` says with which code.
+
+    Raises:
+        ModelError: the model cannot serve; says why and what to do.
+        ConfigurationError: the device is not there, the key/value budget is too small, or the native runner was asked
+            for and does not know the model.
+    """
+    loaded = load_model(folder, dtype=dtype, device=device)
+    if options.runner is RunnerChoice.TRANSFORMERS:
+        return TransformersRunner(loaded, options)
+    reason = native_obstacle(loaded.model)
+    if not reason:
+        try:
+            return NativeRunner(loaded, options)
+        except ModelError as error:
+            reason = error.message
+    if options.runner is RunnerChoice.NATIVE:
+        raise ConfigurationError(
+            f"the native runner cannot run {folder}: {reason}; set runner to auto or transformers", field="runner"
+        )
+    logger.info("the transformers runner serves", extra={"model": str(folder), "reason": reason})
+    # Loaded anew, because the native runner may have taken the weights away.
+    return TransformersRunner(load_model(folder, dtype=dtype, device=device), options)

@@ -1,0 +1,211 @@
+"""A decoder of the Llama family: the same few steps per layer for Llama, Mistral, Qwen2 and Qwen3.
+
+| what | shape |
+|---|---|
+| hidden rows | [num_rows, hidden_size]: one per token of the pass, padded with zeros to what the kernels like |
+| joined heads | [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: queries, keys, values |
+| attention | as in `paceline.engine.attention` |
+
+What differs between models is in the weights and in `LayerShape`: biases, normalised queries and keys, windows, a tied
+head. Rotary angles come from the `transformers` module, once per pass, so that every scaling of them is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from paceline.engine.attention import PagedAttention, PassPlan
+from paceline.engine.native.tables import Embedding
+from paceline.engine.native.weights import Weight
+
+Rotary = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""What `transformers` calls a rotary embedding: any tensor of the right type and positions # [1, num_tokens] to cosines
+and sines # [1, num_tokens, head_dim]."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What all layers of a model have in common.
+
+    Attributes:
+        num_heads: query heads.
+        num_kv_heads: key/value heads.
+        head_dim: numbers per head.
+        scaling: factor of the products of queries and keys.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scaling: float
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Root mean square normalisation of rows.
+
+    Attributes:
+        weight: # [hidden_size]
+        epsilon: added to the mean square.
+    """
+
+    weight: torch.Tensor
+    epsilon: float
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:  # [num_rows, hidden_size]
+        """The rows, normalised."""
+        return functional.rms_norm(rows, self.weight.shape, self.weight, self.epsilon)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """Root mean square normalisation of every query and key head.
+
+    Attributes:
+        weight: of each head # [num_heads + num_kv_heads, head_dim]
+        epsilon: added to the mean square.
+    """
+
+    weight: torch.Tensor
+    epsilon: float
+
+    def __call__(self, heads: torch.Tensor) -> torch.Tensor:  # [num_tokens, num_heads + num_kv_heads, head_dim]
+        """The heads, normalised."""
+        return functional.rms_norm(heads, heads.shape[-1:], None, self.epsilon).mul_(self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class PassState:
+    """What the layers of one pass share.
+
+    Attributes:
+        attention: with the plan of the pass.
+        num_tokens: tokens of the pass.
+        cosines: # [num_tokens, 1, head_dim]
+        sines: the first half negated # [num_tokens, 1, head_dim]
+        attended: where attention's result is padded to the hidden rows # [num_rows, num_heads, head_dim]; None if there
+            is nothing to pad.
+    """
+
+    attention: PagedAttention
+    num_tokens: int
+    cosines: torch.Tensor
+    sines: torch.Tensor
+    attended: torch.Tensor | None
+
+    def rotate(self, heads: torch.Tensor) -> torch.Tensor:  # [num_tokens, any, head_dim]
+        """The heads, each pair of numbers (i, i + head_dim / 2) turned by its position's angle."""
+        return (heads * self.cosines).addcmul_(heads.roll(heads.shape[-1] // 2, -1), self.sines)
+
+
+@dataclass(slots=True)
+class DecoderLayer:
+    """Attention and feed-forward of one layer.
+
+    Attributes:
+        index: of the layer.
+        shape: of its heads.
+        window: how many positions a token looks back, itself included; None for all.
+        attention_norm, feed_forward_norm: of the hidden rows before the two halves.
+        head_norm: of queries and keys; None without.
+        qkv: queries, keys and values in one product.
+        output: of the attention.
+        gate_up: both halves of the gate in one product.
+        down: back to the hidden size.
+    """
+
+    index: int
+    shape: LayerShape
+    window: int | None
+    attention_norm: Norm
+    feed_forward_norm: Norm
+    head_norm: HeadNorm | None
+    qkv: Weight
+    output: Weight
+    gate_up: Weight
+    down: Weight
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """The matrices, in the order of their use."""
+        return (self.qkv, self.output, self.gate_up, self.down)
+
+    def __call__(self, hidden: torch.Tensor, state: PassState) -> None:  # [num_rows, hidden_size]
+        """Adds what the layer has to say to the hidden rows, in place."""
+        hidden += self.output(self._attend(self.qkv(self.attention_norm(hidden)), state))
+        gate, up = self.gate_up(self.feed_forward_norm(hidden)).chunk(2, dim=-1)
+        hidden += self.down(functional.silu(gate).mul_(up))
+
+    def _attend(self, joined: torch.Tensor, state: PassState) -> torch.Tensor:  # -> [num_rows, num_heads * head_dim]
+        shape = self.shape
+        num_rotated = shape.num_heads + shape.num_kv_heads
+        heads = joined.view(joined.shape[0], -1, shape.head_dim)[: state.num_tokens]
+        rotated = heads[:, :num_rotated]
+        if self.head_norm is not None:
+            rotated = self.head_norm(rotated)
+        rotated = state.rotate(rotated).transpose(0, 1).unsqueeze(0)
+        attended = state.attention(
+            self.index,
+            rotated[:, : shape.num_heads],
+            rotated[:, shape.num_heads :],
+            heads[:, num_rotated:].transpose(0, 1).unsqueeze(0),
+            shape.scaling,
+            self.window,
+            None,
+        )[0]  # [num_tokens, num_heads, head_dim]
+        if state.attended is None:
+            return attended.reshape(joined.shape[0], -1)
+        state.attended[: state.num_tokens] = attended
+        return state.attended.flatten(1)
+
+
+@dataclass(slots=True)
+class Decoder:
+    """A whole model; matrices and norms may be replaced by wrappers that measure.
+
+    Attributes:
+        embedding: of the tokens.
+        layers: in order.
+        norm: before the head.
+        head: to logits.
+        vocab_size: columns of the logits.
+        rotary: angles of positions.
+        least_rows: fewer hidden rows are padded to this many, because the kernels take longer for fewer.
+    """
+
+    embedding: Embedding
+    layers: Sequence[DecoderLayer]
+    norm: Norm
+    head: Weight
+    vocab_size: int
+    rotary: Rotary
+    least_rows: int
+
+    def __call__(self, plan: PassPlan, attention: PagedAttention) -> torch.Tensor:  # [num_wanted, vocab_size]
+        """One pass: the logits of the wanted tokens; all keys and values are written by `attention`."""
+        hidden = self._pad(self.embedding.embed(plan.token_ids[0]))
+        state = self._state(hidden, plan, attention)
+        for layer in self.layers:
+            layer(hidden, state)
+        num_wanted = plan.wanted.shape[0]
+        if num_wanted == 0:
+            return hidden.new_empty(0, self.vocab_size)
+        return self.head(self._pad(self.norm(hidden[plan.wanted])))[:num_wanted]
+
+    def _pad(self, rows: torch.Tensor) -> torch.Tensor:
+        missing = self.least_rows - rows.shape[0]
+        return functional.pad(rows, (0, 0, 0, missing)) if missing > 0 else rows
+
+    def _state(self, hidden: torch.Tensor, plan: PassPlan, attention: PagedAttention) -> PassState:
+        num_tokens = plan.token_ids.shape[1]
+        cosines, sines = self.rotary(hidden, plan.positions)
+        sines[..., : sines.shape[-1] // 2].neg_()
+        shape = self.layers[0].shape
+        attended = None
+        if num_tokens < hidden.shape[0]:
+            attended = hidden.new_zeros(hidden.shape[0], shape.num_heads, shape.head_dim)
+        return PassState(attention, num_tokens, cosines[0].unsqueeze(1), sines[0].unsqueeze(1), attended)

@@ -1,37 +1,40 @@
 """What one pass of the target costs: plain, verifying, stock `transformers`, and the bare matrix products in it.
 
-    python -m bench.engine_pass [--contexts 128 1024] [--blocks 0 1 3 4 7 15] [--repeats 15]
+    python -m bench.engine_pass [--contexts 128 1024] [--blocks 0 1 3 4 7 15] [--repeats 15] [--quick]
 
-All kinds of pass take turns within one run, so that a noisy machine disturbs them alike; medians are reported, and
-ratios count more than milliseconds. With one thread the table shows processor time, which other programs stretch least;
-with several wall time. Writes bench/results/engine_pass.json.
+Both runners, the native one and the one of `transformers`, the stock model and the products take turns within one run,
+so that a noisy machine disturbs them alike; medians are reported, and ratios count more than milliseconds. With one
+thread they are ratios of processor time, which other programs stretch least; with several of wall time. Writes
+bench/results/engine_pass.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaForCausalLM
 
+from bench.kernel_meter import bare_products
 from bench.report import write_report
-from paceline.engine.loader import load_model
-from paceline.engine.packing import PackedLinear
-from paceline.engine.runner import SequencePass
-from paceline.engine.transformers_runner import TransformersRunner
+from bench.targets import Ratio, show_ratios
+from bench.turns import take_turns
+from paceline.engine.load_runner import load_runner
+from paceline.engine.runner import ModelRunner, SequencePass
+from paceline.engine.runner_options import RunnerChoice, RunnerOptions
 from paceline.model_source import resolve
 from paceline.speculation.tree import DraftTree
 
 TARGET = "smollm2-135m-instruct"
+RUNNERS = (RunnerChoice.NATIVE, RunnerChoice.TRANSFORMERS)
+STOCK = "stock transformers"
+VERIFY_TOKENS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class PassCost:
     """Median milliseconds of one kind of pass.
 
     Attributes:
-        kind: "engine", "transformers" or "matmuls".
+        kind: "native" or "transformers" for a pass of that runner, the same with " products" for its bare matrix
+            products, or "stock transformers".
         context: tokens before the pass.
         num_tokens: tokens in the pass.
         wall_ms: by the clock.
@@ -60,19 +64,17 @@ class Result:
     Attributes:
         model: the target.
         threads: of torch.
+        ratios: what is promised, of the native runner, and the same for the other.
         passes: all costs.
-        rss_mb: memory of the process with the engine alone.
-        weights_mb: of the model, packed copies included.
     """
 
     model: str
     threads: int
+    ratios: tuple[Ratio, ...]
     passes: tuple[PassCost, ...]
-    rss_mb: float
-    weights_mb: float
 
 
-def engine_pass(runner: TransformersRunner, context: int, num_tokens: int) -> Callable[[], object]:
+def engine_pass(runner: ModelRunner, context: int, num_tokens: int) -> Callable[[], object]:
     """One pass of a root and a chain after `context` tokens; nothing is committed, so it can be repeated."""
     kv = runner.new_sequence()
     kv.reserve(context)
@@ -83,7 +85,7 @@ def engine_pass(runner: TransformersRunner, context: int, num_tokens: int) -> Ca
     return lambda: runner.forward([part])
 
 
-def transformers_pass(model: LlamaForCausalLM, context: int, num_tokens: int) -> Callable[[], object]:
+def stock_pass(model: LlamaForCausalLM, context: int, num_tokens: int) -> Callable[[], object]:
     """The same with the stock model and its own cache."""
     cache = DynamicCache(config=model.config)
     ids = torch.arange(100, 100 + context)[None]
@@ -97,71 +99,67 @@ def transformers_pass(model: LlamaForCausalLM, context: int, num_tokens: int) ->
     return run
 
 
-def matmul_pass(runner: TransformersRunner, num_tokens: int) -> Callable[[], object]:
-    """Only the packed matrix products of a pass, each on an input of its own."""
-    layers = [module for module in runner.model.modules() if isinstance(module, PackedLinear)]
-    inputs = [torch.randn(1, num_tokens, layer.in_features) for layer in layers]
-
-    def run() -> None:
-        for layer, rows in zip(layers, inputs, strict=True):
-            layer(rows)
-
-    return run
-
-
 @torch.inference_mode()
 def measure(contexts: Sequence[int], blocks: Sequence[int], repeats: int) -> Result:
     folder = resolve(TARGET)
-    runner = TransformersRunner(load_model(folder))
-    rss_mb = psutil.Process().memory_info().rss / 1e6
+    runners = {kind: load_runner(folder, options=RunnerOptions(runner=kind)) for kind in RUNNERS}
     stock = cast("LlamaForCausalLM", AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
     costs: list[PassCost] = []
     for context in contexts:
-        runs: dict[tuple[str, int], Callable[[], object]] = {
-            ("transformers", 1): transformers_pass(stock, context, 1),
-            ("transformers", 5): transformers_pass(stock, context, 5),
+        works: dict[tuple[str, int], Callable[[], object]] = {
+            (STOCK, num_tokens): stock_pass(stock, context, num_tokens) for num_tokens in (1, VERIFY_TOKENS)
         }
         for block in blocks:
-            runs["engine", block + 1] = engine_pass(runner, context, block + 1)
-            runs["matmuls", block + 1] = matmul_pass(runner, block + 1)
-        wall: dict[tuple[str, int], list[float]] = {key: [] for key in runs}
-        processor: dict[tuple[str, int], list[float]] = {key: [] for key in runs}
-        for _ in range(repeats + 1):
-            for key, run in runs.items():
-                started, started_thread = time.perf_counter(), time.thread_time()
-                run()
-                wall[key].append((time.perf_counter() - started) * 1e3)
-                processor[key].append((time.thread_time() - started_thread) * 1e3)
-        for key in runs:
-            medians = [statistics.median(values[key][1:]) for values in (wall, processor)]
-            costs.append(PassCost(key[0], context, key[1], medians[0], medians[1]))
-    return Result(TARGET, torch.get_num_threads(), tuple(costs), rss_mb, runner.info.weights_bytes / 1e6)
+            for kind, runner in runners.items():
+                work = engine_pass(runner, context, block + 1)
+                works[kind.value, block + 1] = work
+                works[f"{kind.value} products", block + 1] = bare_products(work)
+        for (name, num_tokens), cost in take_turns(works, repeats).items():
+            costs.append(PassCost(name, context, num_tokens, cost.wall_ms, cost.processor_ms))
+    threads = torch.get_num_threads()
+    return Result(TARGET, threads, tuple(make_ratios(costs, threads)), tuple(costs))
+
+
+def make_ratios(costs: Sequence[PassCost], threads: int) -> list[Ratio]:
+    """The promised ratios at every context; the native runner's have bounds."""
+    ratios = []
+    for context in sorted({cost.context for cost in costs}):
+        of = {
+            (cost.kind, cost.num_tokens): cost.processor_ms if threads == 1 else cost.wall_ms
+            for cost in costs
+            if cost.context == context
+        }
+        for kind in RUNNERS:
+            bound = kind is RunnerChoice.NATIVE
+            plain, verify = of[kind.value, 1], of[kind.value, VERIFY_TOKENS]
+            products = f"{kind.value} products"
+            where = f"{kind.value} runner, context {context}"
+            ratios += [
+                Ratio(f"{where}: verify {VERIFY_TOKENS} / plain", verify / plain, at_most=1.5 if bound else None),
+                Ratio(f"{where}: verify {VERIFY_TOKENS} / stock plain", verify / of[STOCK, 1], 1.05 if bound else None),
+                Ratio(f"{where}: plain / its products", plain / of[products, 1]),
+                Ratio(f"{where}: verify {VERIFY_TOKENS} / its products", verify / of[products, VERIFY_TOKENS]),
+            ]
+    return ratios
 
 
 def show(result: Result) -> None:
-    console = Console()
+    console = Console(width=120)
     for context in sorted({cost.context for cost in result.passes}):
         table = Table(title=f"{result.model}, context {context}, {result.threads} thread(s), milliseconds per pass")
-        for name in ("tokens in the pass", "engine", "bare matmuls", "engine / plain", "engine / transformers plain"):
-            table.add_column(name, justify="right")
-        by_kind = {
-            (cost.kind, cost.num_tokens): cost.processor_ms if result.threads == 1 else cost.wall_ms
-            for cost in result.passes
-            if cost.context == context
-        }
-        plain, stock = by_kind["engine", 1], by_kind["transformers", 1]
-        for (kind, num_tokens), milliseconds in sorted(by_kind.items(), key=lambda item: item[0][1]):
-            if kind == "engine":
-                table.add_row(
-                    str(num_tokens),
-                    f"{milliseconds:.1f}",
-                    f"{by_kind['matmuls', num_tokens]:.1f}",
-                    f"{milliseconds / plain:.2f}",
-                    f"{milliseconds / stock:.2f}",
-                )
+        by_kind: dict[str, dict[int, float]] = {}
+        for cost in result.passes:
+            if cost.context == context:
+                milliseconds = cost.processor_ms if result.threads == 1 else cost.wall_ms
+                by_kind.setdefault(cost.kind, {})[cost.num_tokens] = milliseconds
+        table.add_column("tokens in the pass", justify="right")
+        for kind in by_kind:
+            table.add_column(kind, justify="right")
+        for num_tokens in sorted({count for costs in by_kind.values() for count in costs}):
+            cells = [f"{costs[num_tokens]:.1f}" if num_tokens in costs else "" for costs in by_kind.values()]
+            table.add_row(str(num_tokens), *cells)
         console.print(table)
-        console.print(f"transformers: plain {stock:.1f} ms, 5 tokens {by_kind['transformers', 5]:.1f} ms")
-    console.print(f"memory of the process {result.rss_mb:.0f} MB, of which weights {result.weights_mb:.0f} MB")
+    show_ratios("one pass", result.ratios)
 
 
 def main() -> int:
@@ -170,11 +168,14 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, nargs="+", default=[0, 1, 3, 4, 7, 15])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="few repeats of the promised passes; writes nothing")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    result = measure(options.contexts, sorted({0, *options.blocks}), options.repeats)
+    blocks = [] if options.quick else options.blocks
+    result = measure(options.contexts, sorted({0, VERIFY_TOKENS - 1, *blocks}), 3 if options.quick else options.repeats)
     show(result)
-    print(f"written to {write_report('engine_pass', result)}")
+    if not options.quick:
+        print(f"written to {write_report('engine_pass', result)}")
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from bench.near_ties import Tally, compare
 from bench.prompts import Prompt
@@ -68,8 +69,7 @@ class Lossless:
         self.target = target
         self.max_tokens = max_tokens
         self.tally = Tally()
-        self._tokenizer = Tokenizer.load(folder)
-        self._template = ChatTemplate.load(folder, self._tokenizer.special_tokens)
+        self._folder = folder
         self.reference = CacheFreeReference(folder)
         runner = TransformersRunner(load_model(folder))
         self.eos_token_ids = runner.eos_token_ids
@@ -78,16 +78,9 @@ class Lossless:
 
     def cases(self, prompts: Iterable[Prompt], modes: Sequence[Mode] = MODES) -> list[Case]:
         """All prompts in all modes; the seed is the prompt's place."""
-        return [
-            Case(prompt, self._chat_ids(prompt.text), mode, seed=index + 1)
-            for mode in modes
-            for index, prompt in enumerate(prompts)
-        ]
-
-    def _chat_ids(self, text: str) -> tuple[int, ...]:
-        """A user message as tokens, chat template applied."""
-        rendered = self._template.render([ChatMessage("user", text)])
-        return self._tokenizer.encode(rendered, add_special_tokens=False)
+        listed = list(prompts)
+        ids = chat_prompts(self._folder, [prompt.text for prompt in listed])
+        return [Case(prompt, ids[index], mode, seed=index + 1) for mode in modes for index, prompt in enumerate(listed)]
 
     def plain(self, case: Case) -> list[int]:
         """Plain decoding alone through the engine; decoded once per case."""
@@ -205,6 +198,13 @@ class Proposer:
     def close(self) -> None:
         """Frees what the method holds for it."""
         self._method.close(self._session)
+
+
+def chat_prompts(folder: Path, texts: Sequence[str]) -> list[tuple[int, ...]]:
+    """User messages as tokens of a model, chat template applied."""
+    tokenizer = Tokenizer.load(folder)
+    template = ChatTemplate.load(folder, tokenizer.special_tokens)
+    return [tokenizer.encode(template.render([ChatMessage("user", text)]), add_special_tokens=False) for text in texts]
 
 
 def demo_method(name: str, target: str = TARGET) -> DraftMethod:

@@ -1,0 +1,37 @@
+"""Several pieces of work that take turns, so that a noisy machine disturbs them alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Median cost of one piece of work.
+
+    Attributes:
+        wall_ms: by the clock.
+        processor_ms: of the calling thread; with one thread other programs stretch it least.
+    """
+
+    wall_ms: float
+    processor_ms: float
+
+
+def take_turns(works: Mapping[Key, Callable[[], object]], repeats: int) -> dict[Key, Cost]:
+    """Runs all works `repeats` times in turn, after one round that does not count; the medians."""
+    wall: dict[Key, list[float]] = {key: [] for key in works}
+    processor: dict[Key, list[float]] = {key: [] for key in works}
+    for _ in range(repeats + 1):
+        for key, work in works.items():
+            started, started_thread = time.perf_counter(), time.thread_time()
+            work()
+            wall[key].append((time.perf_counter() - started) * 1e3)
+            processor[key].append((time.thread_time() - started_thread) * 1e3)
+    return {key: Cost(statistics.median(wall[key][1:]), statistics.median(processor[key][1:])) for key in works}

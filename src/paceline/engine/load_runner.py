@@ -8,7 +8,7 @@ from pathlib import Path
 from paceline.engine.loader import ModelDtype, load_model
 from paceline.engine.native.family import native_obstacle
 from paceline.engine.native.native_runner import NativeRunner
-from paceline.engine.runner_options import DEFAULT_OPTIONS, RunnerChoice, RunnerOptions
+from paceline.engine.runner_options import DEFAULT_OPTIONS, Quantization, RunnerChoice, RunnerOptions
 from paceline.engine.transformers_runner import TransformersRunner
 from paceline.errors import ConfigurationError, ModelError
 
@@ -34,18 +34,26 @@ def load_runner(
 
     Raises:
         ModelError: the model cannot serve; says why and what to do.
-        ConfigurationError: the device is not there, the key/value budget is too small, or the native runner was asked
-            for and does not know the model.
+        ConfigurationError: the device is not there, the key/value budget is too small, the native runner was asked for
+            and does not know the model, or weights are to be quantised and cannot be.
     """
     loaded = load_model(folder, dtype=dtype, device=device)
-    if options.runner is RunnerChoice.TRANSFORMERS:
+    quantised = options.quantization is not Quantization.NONE
+    if options.runner is RunnerChoice.TRANSFORMERS and not quantised:
         return TransformersRunner(loaded, options)
     reason = native_obstacle(loaded.model)
+    if options.runner is RunnerChoice.TRANSFORMERS:
+        reason = "runner is transformers"
     if not reason:
         try:
             return NativeRunner(loaded, options)
         except ModelError as error:
             reason = error.message
+    if quantised:
+        raise ConfigurationError(
+            f"only the native runner quantises weights, and it cannot run {folder}: {reason}; set quantization to none",
+            field="quantization",
+        )
     if options.runner is RunnerChoice.NATIVE:
         raise ConfigurationError(
             f"the native runner cannot run {folder}: {reason}; set runner to auto or transformers", field="runner"

@@ -56,6 +56,7 @@ class RunnerInfo:
         device: where the model runs.
         dtype: of weights and rows.
         runner: which code runs it: "native" or "transformers".
+        quantization: of the weights; "none" for a target.
     """
 
     vocab_size: int
@@ -66,6 +67,7 @@ class RunnerInfo:
     device: str
     dtype: str
     runner: str
+    quantization: str = "none"
 
 
 class ModelRunner(Protocol):

@@ -20,6 +20,14 @@ class RunnerChoice(Enum):
     TRANSFORMERS = "transformers"
 
 
+class Quantization(Enum):
+    """How the weights of a draft model are kept; a target's never are other than its own."""
+
+    NONE = "none"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
     """How a model is run.
@@ -31,6 +39,7 @@ class RunnerOptions:
         pack: whether to pack weights where that is possible (float32 on a CPU).
         prefix_caching: whether sequences share the rows of equal beginnings.
         runner: which code runs the model; heeded by `paceline.engine.load_runner`.
+        quantization: of the weights, for draft models only; done by the native runner, or refused.
     """
 
     kv_bytes: int = DEFAULT_KV_BYTES
@@ -39,6 +48,7 @@ class RunnerOptions:
     pack: bool = True
     prefix_caching: bool = True
     runner: RunnerChoice = RunnerChoice.AUTO
+    quantization: Quantization = Quantization.NONE
 
 
 DEFAULT_OPTIONS = RunnerOptions()

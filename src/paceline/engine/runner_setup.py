@@ -65,4 +65,5 @@ def describe(
         device=str(rows.device),
         dtype=str(rows.dtype).removeprefix("torch."),
         runner=runner.value,
+        quantization=options.quantization.value,
     )

@@ -24,6 +24,7 @@ import torch
 
 from paceline.engine.blocks import EMPTY_CUT, cut_block
 from paceline.engine.runner import ModelRunner, SequencePass
+from paceline.engine.runner_options import Quantization
 from paceline.engine.sampling import JudgeRequest, Verdict, judge
 from paceline.engine.target_session import Part, Session, Work
 from paceline.errors import CapacityExceeded, ConfigurationError, InvalidArgument, ModelError, PacelineError
@@ -81,6 +82,12 @@ class TargetEngine:
         vocab_size: int | None = None,
         options: TargetOptions = TargetOptions(),
     ) -> None:
+        if runner.info.quantization != Quantization.NONE.value:
+            raise ConfigurationError(
+                f"a target with weights quantised to {runner.info.quantization} would write other tokens than its own: "
+                "quantise draft models only",
+                field="quantization",
+            )
         if options.max_batch_tokens <= options.max_draft_tokens:
             raise ConfigurationError(
                 f"max_batch_tokens ({options.max_batch_tokens}) must exceed max_draft_tokens "

@@ -6,14 +6,21 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaRMSNorm
 
 from paceline.engine.native.decoder import Decoder, DecoderLayer, HeadNorm, LayerShape, Norm
 from paceline.engine.native.family import as_llama, decoder_layers, layer_windows
 from paceline.engine.native.tables import Embedding, PlainTable, TiedTable
-from paceline.engine.native.weights import PlainWeight, Weight, take_linears, take_tensor
-from paceline.engine.packing import PackingReport, least_rows, packing_obstacle
+from paceline.engine.native.weights import MakeWeight, PlainWeight, Weight, take_linears, take_tensor
+from paceline.engine.packing import PackedWeight, PackingReport, least_rows, packing_obstacle
+from paceline.engine.quantised_linear import choose_kernel
+from paceline.engine.runner_options import Quantization
+from paceline.errors import ConfigurationError
+
+_TRIED_BYTES = 64 << 20
+"""Weights on which quantised products are tried: more than a processor's cache holds, where the model has as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +39,9 @@ class BuiltDecoder:
 
 
 @torch.inference_mode()
-def build_decoder(model: PreTrainedModel, *, pack: bool) -> BuiltDecoder:
+def build_decoder(
+    model: PreTrainedModel, *, pack: bool, quantization: Quantization = Quantization.NONE
+) -> BuiltDecoder:
     """Makes a decoder of a model that `native_obstacle` lets through.
 
     Afterwards the model has no weights; while this runs no more than one layer's are in memory twice.
@@ -40,15 +49,28 @@ def build_decoder(model: PreTrainedModel, *, pack: bool) -> BuiltDecoder:
     Args:
         model: of `transformers`; it cannot be used any more.
         pack: whether to pack weights where that is possible.
+        quantization: of the weights, the head's included and the embedding's not; NONE for a target.
+
+    Raises:
+        ConfigurationError: the weights cannot be quantised here.
     """
     reason = packing_obstacle(model) if pack else "switched off"
+    make: MakeWeight = PlainWeight if reason else PackedWeight
+    if quantization is not Quantization.NONE:
+        make, reason = _quantising(model, quantization), f"quantised to {quantization.value}"
     weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    others_bytes = sum(
+        parameter.nbytes
+        for module in model.modules()
+        if not isinstance(module, nn.Linear)
+        for parameter in module.parameters(recurse=False)
+    )
     base = as_llama(model).model
     layers = [
-        _take_layer(layer, index, window, pack=not reason)
+        _take_layer(layer, index, window, make)
         for index, (layer, window) in enumerate(zip(decoder_layers(model), layer_windows(model), strict=True))
     ]
-    embedding, head = _take_tables(model, pack=not reason)
+    embedding, head = _take_tables(model, make)
     decoder = Decoder(
         embedding=embedding,
         layers=layers,
@@ -58,14 +80,32 @@ def build_decoder(model: PreTrainedModel, *, pack: bool) -> BuiltDecoder:
         rotary=base.rotary_emb,
         least_rows=1 if reason else least_rows(),
     )
+    matrices = [weight for layer in layers for weight in layer.weights] + [head]
+    matrices_bytes = sum(weight.num_bytes for weight in matrices)
+    if quantization is not Quantization.NONE:
+        weights_bytes = others_bytes + matrices_bytes
     if reason:
         return BuiltDecoder(decoder, PackingReport(reason=reason), weights_bytes)
-    packed = [weight for layer in layers for weight in layer.weights] + [head]
-    report = PackingReport(len(packed), sum(weight.num_bytes for weight in packed))
+    report = PackingReport(len(matrices), matrices_bytes)
     return BuiltDecoder(decoder, report, weights_bytes)
 
 
-def _take_layer(layer: LlamaDecoderLayer, index: int, window: int | None, *, pack: bool) -> DecoderLayer:
+def _quantising(model: PreTrainedModel, quantization: Quantization) -> MakeWeight:
+    """What makes quantised weights here, tried on the gates of a few layers."""
+    if obstacle := packing_obstacle(model):
+        raise ConfigurationError(
+            f"weights are quantised for CPUs and from float32, but {obstacle}: set quantization to none, or device to "
+            "cpu and dtype to float32",
+            field="quantization",
+        )
+    gates: list[torch.Tensor] = []
+    for layer in decoder_layers(model):
+        if sum(gate.nbytes for gate in gates) < _TRIED_BYTES:
+            gates.append(layer.mlp.gate_proj.weight.detach())
+    return choose_kernel(quantization, gates)
+
+
+def _take_layer(layer: LlamaDecoderLayer, index: int, window: int | None, make: MakeWeight) -> DecoderLayer:
     attention, feed_forward = layer.self_attn, layer.mlp
     shape = LayerShape(
         num_heads=attention.q_proj.out_features // attention.head_dim,
@@ -80,10 +120,10 @@ def _take_layer(layer: LlamaDecoderLayer, index: int, window: int | None, *, pac
         attention_norm=_take_norm(layer.input_layernorm),
         feed_forward_norm=_take_norm(layer.post_attention_layernorm),
         head_norm=_take_head_norm(attention, shape),
-        qkv=take_linears([attention.q_proj, attention.k_proj, attention.v_proj], pack=pack),
-        output=take_linears([attention.o_proj], pack=pack),
-        gate_up=take_linears([feed_forward.gate_proj, feed_forward.up_proj], pack=pack),
-        down=take_linears([feed_forward.down_proj], pack=pack),
+        qkv=take_linears([attention.q_proj, attention.k_proj, attention.v_proj], make),
+        output=take_linears([attention.o_proj], make),
+        gate_up=take_linears([feed_forward.gate_proj, feed_forward.up_proj], make),
+        down=take_linears([feed_forward.down_proj], make),
     )
 
 
@@ -100,17 +140,17 @@ def _take_head_norm(attention: LlamaAttention, shape: LayerShape) -> HeadNorm | 
     return HeadNorm(torch.cat([queries, keys]), of_queries.variance_epsilon)
 
 
-def _take_tables(model: PreTrainedModel, *, pack: bool) -> tuple[Embedding, Weight]:
+def _take_tables(model: PreTrainedModel, make: MakeWeight) -> tuple[Embedding, Weight]:
     """The embedding and the head."""
     embedding, head = as_llama(model).model.embed_tokens, as_llama(model).lm_head
     tied = head.weight is embedding.weight
     vectors = take_tensor(embedding, "weight")
     if not tied:
         # Cloned out of a mapped file.
-        return PlainTable(vectors.clone()), take_linears([head], pack=pack)
+        return PlainTable(vectors.clone()), take_linears([head], make)
     take_tensor(head, "weight")
-    if pack:
+    if make is PackedWeight:
         table = TiedTable(vectors)
         return table, table
     vectors = vectors.clone()
-    return PlainTable(vectors), PlainWeight(vectors)
+    return PlainTable(vectors), make(vectors, None)

@@ -12,9 +12,9 @@ from paceline.engine.loader import LoadedModel, own_logits
 from paceline.engine.native.build import build_decoder
 from paceline.engine.native.family import native_obstacle
 from paceline.engine.runner import RunnerInfo, SequencePass
-from paceline.engine.runner_options import DEFAULT_OPTIONS, RunnerChoice, RunnerOptions
+from paceline.engine.runner_options import DEFAULT_OPTIONS, Quantization, RunnerChoice, RunnerOptions
 from paceline.engine.runner_setup import attach_pool, describe
-from paceline.engine.self_check import check_runner, check_sequence
+from paceline.engine.self_check import check_runner, check_sequence, logits_in_one_pass
 from paceline.errors import ModelError
 
 
@@ -33,7 +33,7 @@ class NativeRunner:
 
     Raises:
         ModelError: the model is not known, or its own logits are others; says why.
-        ConfigurationError: the key/value budget is too small.
+        ConfigurationError: the key/value budget is too small, or the weights cannot be quantised here.
     """
 
     def __init__(self, loaded: LoadedModel, options: RunnerOptions = DEFAULT_OPTIONS) -> None:
@@ -48,7 +48,7 @@ class NativeRunner:
         self.eos_token_ids = loaded.eos_token_ids
         check_tokens = check_sequence(loaded.vocab_size)
         expected = own_logits(loaded.model, check_tokens)
-        built = build_decoder(loaded.model, pack=options.pack)
+        built = build_decoder(loaded.model, pack=options.pack, quantization=options.quantization)
         self.model = built.decoder
         self.packing = built.packing
         layers = self.model.layers
@@ -57,6 +57,9 @@ class NativeRunner:
         )
         self.pool = attach_pool(self.attention, options, dtype=dtype, device=self._device)
         self._info = describe(loaded, options, self.pool, runner=RunnerChoice.NATIVE, weights_bytes=built.weights_bytes)
+        if options.quantization is not Quantization.NONE:
+            # Its logits are others than the model's; what is checked is that they do not depend on the cache.
+            expected = logits_in_one_pass(self, check_tokens)
         check_runner(self, name, check_tokens, expected)
 
     @property

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import nn
 from torch.nn import functional
-
-from paceline.engine.packing import PackedWeight
 
 
 class Weight(Protocol):
@@ -21,6 +19,10 @@ class Weight(Protocol):
 
     def __call__(self, inputs: torch.Tensor, /) -> torch.Tensor:
         """The product # [num_rows, in_features] -> [num_rows, out_features]."""
+
+
+MakeWeight = Callable[[torch.Tensor, torch.Tensor | None], Weight]
+"""Makes a weight of a plain one # [out_features, in_features] and a bias # [out_features] or None."""
 
 
 class PlainWeight:
@@ -47,17 +49,17 @@ class PlainWeight:
         return functional.linear(inputs, self._weight, self._bias)
 
 
-def take_linears(linears: Sequence[nn.Linear], *, pack: bool) -> Weight:
+def take_linears(linears: Sequence[nn.Linear], make: MakeWeight) -> Weight:
     """Joins linear layers with the same input into one weight and takes it away from them, so that it exists once.
 
     Args:
         linears: their outputs lie side by side in the result's, in this order. All have a bias or none has.
-        pack: whether to pack the result.
+        make: makes the result.
     """
     # Copied even if there is only one: it may lie in a mapped file, which is unmapped when nothing refers to it.
     weight = torch.cat([take_tensor(linear, "weight") for linear in linears])
     bias = None if linears[0].bias is None else torch.cat([take_tensor(linear, "bias") for linear in linears])
-    return PackedWeight(weight, bias) if pack else PlainWeight(weight, bias)
+    return make(weight, bias)
 
 
 def take_tensor(module: nn.Module, name: str) -> torch.Tensor:

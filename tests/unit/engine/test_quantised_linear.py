@@ -76,6 +76,20 @@ def test_products_are_near_those_of_float32(kernel: MakeWeight, most_error: floa
     assert float((product - expected).norm() / (ROWS @ WEIGHT.T).norm()) < most_error
 
 
+@pytest.mark.parametrize(("kernel", "most_error"), KERNELS)
+def test_one_huge_input_does_not_round_the_others_away(kernel: MakeWeight, most_error: float) -> None:
+    """Rows of language models have such numbers; the weight that they meet is 0 here, so that only the others count."""
+    rows, weight = ROWS.clone(), WEIGHT.clone()
+    rows[:, 7], weight[:, 7] = 200.0, 0.0
+    expected = rows @ weight.T
+    bias = torch.zeros(48)
+    # The 4-bit weight's zero is not exact, so what the kernel itself makes of the huge input is taken away.
+    alone = torch.zeros_like(rows)
+    alone[:, 7] = 200.0
+    quantised = kernel(weight, bias)
+    assert float((quantised(rows) - quantised(alone) - expected).norm() / expected.norm()) < 2 * most_error
+
+
 @pytest.mark.parametrize("kernel", [kernel for kernel, _ in KERNELS])
 def test_a_row_does_not_depend_on_its_neighbours(kernel: MakeWeight) -> None:
     weight = kernel(WEIGHT, BIAS)

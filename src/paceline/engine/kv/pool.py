@@ -33,7 +33,7 @@ it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -216,6 +216,11 @@ class KVPool:
     def num_holders(self, page: int) -> int:
         """Block tables that name the page; for `SequenceKV` only."""
         return self._holders[page]
+
+    def pages_of(self, sequences: Collection[SequenceKV]) -> int:
+        """Pages that would become available if these sequences let go of all theirs."""
+        tables = Counter(page for sequence in sequences for page in sequence.pages)
+        return sum(self._holders[page] == count for page, count in tables.items())
 
     def hold(self, page: int) -> None:
         """Counts one more block table that names the page; for `SequenceKV` only."""

@@ -50,11 +50,9 @@ class SequenceKV:
         if num_rows < 1:
             return
         num_full, partial_rows = divmod(self.num_rows, self._pool.page_tokens)
-        kept = len(self.pages)
-        if partial_rows and self._pool.num_holders(self.pages[num_full]) > 1:
-            kept = num_full
-        missing = self._num_pages(self.num_rows + num_rows) - kept
-        taken = self._pool.take_pages(missing, self.pages[kept - 1] if kept else None) if missing > 0 else []
+        kept = self._num_kept()
+        missing = self.pages_to_reserve(num_rows)
+        taken = self._pool.take_pages(missing, self.pages[kept - 1] if kept else None) if missing else []
         if kept < len(self.pages):
             self._pool.copy_rows(self.pages[kept], taken[0], partial_rows)
             self._pool.release(self.pages[kept:])
@@ -62,6 +60,10 @@ class SequenceKV:
         elif partial_rows:
             self._pool.unpublish(self.pages[num_full])
         self.pages += taken
+
+    def pages_to_reserve(self, num_rows: int) -> int:
+        """Pages that `reserve(num_rows)` would take from the pool."""
+        return max(self._num_pages(self.num_rows + num_rows) - self._num_kept(), 0)
 
     def commit(self, num_chain: int, path: Sequence[int] = ()) -> None:
         """Makes rows of the finished pass part of the sequence and forgets the others.
@@ -89,6 +91,12 @@ class SequenceKV:
         """Forgets rows [num_rows, self.num_rows); a length at or above the present one changes nothing."""
         self.num_rows = min(self.num_rows, num_rows)
         self._trim()
+
+    def discard(self) -> None:
+        """Forgets all rows and takes them out of the prefix table: to be called when nobody can vouch for them."""
+        for page in self.pages:
+            self._pool.unpublish(page)
+        self.rollback(0)
 
     def free(self) -> None:
         """Gives all pages back; the sequence is not to be used again. What it published stays until room is needed."""
@@ -224,6 +232,13 @@ class SequenceKV:
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         if len(tokens) < self.num_rows:
             raise ValueError(f"{len(tokens)} tokens for {self.num_rows} rows: give the sequence's tokens from 0 on")
+
+    def _num_kept(self) -> int:
+        """Pages of the block table that stay when rows are reserved: not a partial one that others hold too."""
+        num_full, partial_rows = divmod(self.num_rows, self._pool.page_tokens)
+        if partial_rows and self._pool.num_holders(self.pages[num_full]) > 1:
+            return num_full
+        return len(self.pages)
 
     def _num_pages(self, num_rows: int) -> int:
         return -(-num_rows // self._pool.page_tokens)

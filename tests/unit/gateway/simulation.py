@@ -206,6 +206,7 @@ class Simulation:
         patience: Patience | None = None,
         rule: AcceptanceRule = AcceptanceRule.MATCH,
         temperature: float = 0.0,
+        seed: int = 0,
     ) -> None:
         tokenizer = _letters(folder)
         plan = GenerationPlan(
@@ -213,7 +214,7 @@ class Simulation:
             session_drawn=True,
             model="toy",
             prompt=tuple(prompt),
-            sampling=SamplingParams(temperature=temperature),
+            sampling=SamplingParams(temperature=temperature, seed=seed),
             max_tokens=max_tokens,
             num_draft_tokens=num_draft_tokens,
             rule=rule,

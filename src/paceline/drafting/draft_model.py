@@ -9,19 +9,35 @@ assumed tokens were rejected needs no care.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
 
 import torch
 
-from paceline.drafting.draft_runner import DraftRunner, Feed, FeedResult
+from paceline.drafting.draft_runner import DraftRunner, Feed
 from paceline.drafting.method import DraftJob, MethodInfo
 from paceline.drafting.rows import rows_to_keep
-from paceline.engine.sampling import DraftRow, draft_tokens
+from paceline.engine.draft_sampling import draw_drafts
+from paceline.engine.sampling import DraftChoice, DraftRow, draft_tokens
 from paceline.errors import ConfigurationError
 from paceline.kv_usage import KvUsage
+from paceline.messages import AcceptanceRule, SamplingParams
+
+
+class DraftSampleMethod(Enum):
+    """How the drafts of a sampled request are chosen under the rule `ratio`."""
+
+    PROBABILISTIC = "probabilistic"
+    """Drawn from the model's best tokens; their probabilities are sent along."""
+    GREEDY = "greedy"
+    """The model's best token; nothing is sent."""
 
 
 class DraftModelMethod:
     """Drafts with a model.
+
+    Under the rule `match` tokens are chosen with the target's own noise, under `ratio` by `draft_sample_method`; a
+    greedy request gets the model's best tokens under both.
 
     Args:
         runner: the model and its rows.
@@ -30,8 +46,8 @@ class DraftModelMethod:
         vocab_limit: ids at or above it are never proposed, whatever the model's output layer holds; None for the
             model's own size. Set it to the number of real tokens where the output layer is padded.
         eos_token_ids: ids that `min_tokens` masks.
-        max_batch_tokens: most tokens of a pass; a longer context is fed in several steps, so that no session stalls
-            the others.
+        draft_sample_method: how to choose under `ratio`.
+        num_draft_probs: most tokens of a distribution that drafts are drawn from and that is sent with them.
     """
 
     def __init__(
@@ -42,14 +58,16 @@ class DraftModelMethod:
         vocabulary: Mapping[int, str] | None = None,
         vocab_limit: int | None = None,
         eos_token_ids: tuple[int, ...] = (),
-        max_batch_tokens: int = 256,
+        draft_sample_method: DraftSampleMethod = DraftSampleMethod.PROBABILISTIC,
+        num_draft_probs: int = 64,
     ) -> None:
-        if max_batch_tokens < 1:
+        if num_draft_probs < 1:
             raise ConfigurationError(
-                f"max_batch_tokens is {max_batch_tokens}; it must be at least 1", field="max_batch_tokens"
+                f"num_draft_probs is {num_draft_probs}; it must be at least 1", field="num_draft_probs"
             )
+        self._draft_sample_method = draft_sample_method
+        self._num_draft_probs = num_draft_probs
         self._runner = runner
-        self._max_batch_tokens = max_batch_tokens
         self._eos_token_ids = eos_token_ids
         facts = runner.info
         self._num_embeddings = facts.vocab_size
@@ -85,7 +103,7 @@ class DraftModelMethod:
 
     def fed_tokens(self, session: str) -> tuple[int, ...]:
         """The tokens of those rows, for tests and checks."""
-        return tuple(self._fed.get(session, ()))
+        return tuple(self._rows_of(session) or ())
 
     def close(self, session: str) -> None:
         """Frees what the session holds; unknown sessions are closed already."""
@@ -93,13 +111,13 @@ class DraftModelMethod:
         self._fed.pop(session, None)
 
     def check_integrity(self) -> None:
-        """Checks that every session's rows are the tokens that are noted for it.
+        """Checks that every session's rows are tokens that are noted for it.
 
         Raises:
             AssertionError: names the session.
         """
         for session, fed in self._fed.items():
-            if self._runner.rows(session) != len(fed):
+            if self._runner.rows(session) > len(fed):
                 raise AssertionError(f"{session} holds {self._runner.rows(session)} rows for {len(fed)} fed tokens")
 
     def advance(self, jobs: Sequence[DraftJob]) -> None:
@@ -110,7 +128,7 @@ class DraftModelMethod:
         results = self._runner.forward([feed for _, feed in planned])
         chosen: list[tuple[DraftJob, torch.Tensor]] = []
         for (job, feed), result in zip(planned, results, strict=True):
-            self._note_rows(feed, result)
+            self._fed[job.session] = list(feed.tokens[: self._runner.rows(job.session)])
             if result.error is not None:
                 job.done = True
             elif result.logits is not None:
@@ -119,29 +137,17 @@ class DraftModelMethod:
             self._choose(chosen)
 
     def _plan(self, jobs: Sequence[DraftJob]) -> list[tuple[DraftJob, Feed]]:
-        """What each job feeds in this pass; jobs that cannot be served are marked done.
-
-        Short feeds come first: a running draft does not wait for a long prompt.
-        """
-        wanted: list[tuple[int, list[int], DraftJob]] = []
+        """What each job wants to be fed; jobs that cannot be served are marked done."""
+        planned: list[tuple[DraftJob, Feed]] = []
         for job in jobs:
             job.method = self._info.name
             tokens = [*job.context, *job.tokens]
-            fed = self._fed.get(job.session)
+            fed = self._rows_of(job.session)
             keep_rows = rows_to_keep(fed, tokens) if fed is not None and tokens else 0
             if fed is None or not self._can_feed(job, tokens, keep_rows):
                 job.done = True
             else:
-                wanted.append((keep_rows, tokens, job))
-        wanted.sort(key=lambda want: len(want[1]) - want[0])
-        planned: list[tuple[DraftJob, Feed]] = []
-        budget = self._max_batch_tokens
-        for keep_rows, tokens, job in wanted:
-            stop = min(len(tokens), keep_rows + budget)
-            if stop == keep_rows:
-                break
-            budget -= stop - keep_rows
-            planned.append((job, Feed(job.session, keep_rows, tokens[keep_rows:stop], stop == len(tokens))))
+                planned.append((job, Feed(job.session, tokens, keep_rows, is_context=not job.tokens)))
         return planned
 
     def _can_feed(self, job: DraftJob, tokens: Sequence[int], keep_rows: int) -> bool:
@@ -150,27 +156,64 @@ class DraftModelMethod:
         # Tokens beyond the model's embedding: the target's vocabulary is larger, and this context uses it.
         return all(0 <= token < self._num_embeddings for token in tokens[keep_rows:])
 
-    def _note_rows(self, feed: Feed, result: FeedResult) -> None:
-        fed = self._fed[feed.session]
-        del fed[feed.keep_rows :]
-        if result.error is None:
-            fed.extend(feed.tokens)
-        else:
-            del fed[self._runner.rows(feed.session) :]
+    def _rows_of(self, session: str) -> list[int] | None:
+        """The tokens of a session's rows, without those that the runner gave up; None if it is not open."""
+        fed = self._fed.get(session)
+        if fed is not None:
+            del fed[self._runner.rows(session) :]
+        return fed
 
     @torch.inference_mode()
     def _choose(self, chosen: Sequence[tuple[DraftJob, torch.Tensor]]) -> None:
-        """Appends each job's next token, from its logits # [vocab_size] and the noise it shares with the target."""
-        rows = [DraftRow(job.sampling, job.context, job.tokens, job.generation_start) for job, _ in chosen]
-        logits = chosen[0][1].unsqueeze(0) if len(chosen) == 1 else torch.stack([row for _, row in chosen])
-        choices = draft_tokens(logits, rows, vocab_size=self._info.vocab_size, eos_token_ids=self._eos_token_ids)
+        """Appends each job's next token, chosen from its logits # [vocab_size]."""
+        drawn = [entry for entry in chosen if self._is_drawn(entry[0])]
+        others = [entry for entry in chosen if not self._is_drawn(entry[0])]
+        if drawn:
+            rows = [_draft_row(job, job.sampling) for job, _ in drawn]
+            choices = draw_drafts(
+                _stacked(drawn),
+                rows,
+                num_draft_probs=self._num_draft_probs,
+                vocab_size=self._info.vocab_size,
+                eos_token_ids=self._eos_token_ids,
+            )
+            self._append(drawn, choices)
+        if others:
+            rows = [_draft_row(job, _without_chance(job)) for job, _ in others]
+            self._append(
+                others,
+                draft_tokens(
+                    _stacked(others), rows, vocab_size=self._info.vocab_size, eos_token_ids=self._eos_token_ids
+                ),
+            )
+
+    def _is_drawn(self, job: DraftJob) -> bool:
+        probabilistic = self._draft_sample_method is DraftSampleMethod.PROBABILISTIC
+        return probabilistic and job.rule is AcceptanceRule.RATIO and not job.sampling.greedy
+
+    def _append(self, chosen: Sequence[tuple[DraftJob, torch.Tensor]], choices: Sequence[DraftChoice | None]) -> None:
         for (job, _), choice in zip(chosen, choices, strict=True):
             if choice is None:
                 # Rows that give no finite logits may not be finite either: the next draft computes them anew.
-                self._runner.open(job.session)
-                self._fed[job.session] = []
+                self._runner.discard(job.session)
                 job.done = True
                 continue
             job.tokens.append(choice.token)
             job.confidences.append(choice.confidence)
+            if choice.draft_probs is not None:
+                job.draft_probs.append(choice.draft_probs)
             job.done = len(job.tokens) >= job.max_depth
+
+
+def _stacked(chosen: Sequence[tuple[DraftJob, torch.Tensor]]) -> torch.Tensor:
+    """The logits of several jobs # [jobs, vocab_size]."""
+    return chosen[0][1].unsqueeze(0) if len(chosen) == 1 else torch.stack([row for _, row in chosen])
+
+
+def _draft_row(job: DraftJob, sampling: SamplingParams) -> DraftRow:
+    return DraftRow(sampling, job.context, job.tokens, job.generation_start)
+
+
+def _without_chance(job: DraftJob) -> SamplingParams:
+    """Parameters by which the job's token is chosen; under `ratio` without noise, which the target's must not share."""
+    return replace(job.sampling, temperature=0.0) if job.rule is AcceptanceRule.RATIO else job.sampling

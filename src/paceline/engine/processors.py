@@ -52,14 +52,34 @@ class Shaping:
         """Truncates and samples rows that are scaled already and have finite maxima. Returns ids, int64 # [rows]."""
         if not self.truncates:
             return keyed_argmax(logits, keys)
-        best, ids = logits.topk(min(_SHORTLIST, logits.shape[1]), dim=-1)
         totals = self._totals(logits)
-        floors, complete = self._floors(best, totals, logits.shape[1])
-        tokens = keyed_argmax_of(best.masked_fill(best < floors.unsqueeze(1), -torch.inf), ids, keys)
+        kept, ids, complete = self._shortlist(logits, totals, _SHORTLIST)
+        tokens = keyed_argmax_of(kept, ids, keys)
         if not complete.all():
             wide = ~complete
             tokens[wide] = self._choose_wide(logits[wide], keys[wide], None if totals is None else totals[wide])
         return tokens
+
+    def shortlist(self, logits: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The best tokens of each row that truncation leaves.
+
+        Args:
+            logits: scaled rows with finite maxima. # [rows, vocab_size] float32
+            length: most tokens of a row, at least 1.
+
+        Returns:
+            Their logits, -inf where fewer are left, and their ids. # [rows, min(length, vocab_size)]
+        """
+        kept, ids, _ = self._shortlist(logits, self._totals(logits), length)
+        return kept, ids
+
+    def _shortlist(
+        self, logits: torch.Tensor, totals: torch.Tensor | None, length: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`shortlist`, and whether nothing else is left # [rows] bool."""
+        best, ids = logits.topk(min(length, logits.shape[1]), dim=-1)
+        floors, complete = self._floors(best, totals, logits.shape[1])
+        return best.masked_fill(best < floors.unsqueeze(1), -torch.inf), ids, complete
 
     def kept(self, logits: torch.Tensor) -> torch.Tensor:
         """Scaled rows with -inf for the tokens that truncation cuts off. # [rows, vocab_size] float32."""

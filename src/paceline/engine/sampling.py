@@ -184,10 +184,17 @@ class DraftRow:
 
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
-    """A draft token and the draft model's own probability of it (after temperature, before truncation)."""
+    """A draft token.
+
+    Attributes:
+        token: its id.
+        confidence: the draft model's own probability of it, after temperature, before truncation.
+        draft_probs: what it was drawn from; None where it was chosen otherwise.
+    """
 
     token: int
     confidence: float
+    draft_probs: DraftProbs | None = None
 
 
 def draft_tokens(
@@ -205,14 +212,7 @@ def draft_tokens(
     Returns:
         Per row its choice, or None where the row is not finite: stop drafting there.
     """
-    sessions = [
-        SessionRows(
-            logits[index : index + 1, :vocab_size],
-            PrefixState(row.sampling, row.context, row.generation_start, eos_token_ids),
-            (row.drafted,),
-        )
-        for index, row in enumerate(rows)
-    ]
+    sessions = draft_sessions(logits, rows, vocab_size, eos_token_ids)
     tokens = sample([(session, (0,)) for session in sessions])
     if not sessions:
         return []
@@ -222,6 +222,20 @@ def draft_tokens(
     return [
         None if token is None else DraftChoice(token, confidence)
         for (token,), confidence in zip(tokens, probs[:, 0].tolist(), strict=True)
+    ]
+
+
+def draft_sessions(
+    logits: torch.Tensor, rows: Sequence[DraftRow], vocab_size: int, eos_token_ids: tuple[int, ...]
+) -> list[SessionRows]:
+    """Every row of a draft model as a session of one row."""
+    return [
+        SessionRows(
+            logits[index : index + 1, :vocab_size],
+            PrefixState(row.sampling, row.context, row.generation_start, eos_token_ids),
+            (row.drafted,),
+        )
+        for index, row in enumerate(rows)
     ]
 
 

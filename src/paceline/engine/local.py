@@ -132,7 +132,7 @@ def generate(
 
     Args:
         engine: nobody else may be using it.
-        requests: one session is opened for each, and closed at the end.
+        requests: one session is opened for each, and closed at its end.
         eos_token_ids: tokens that end a generation, besides the request's stop ids.
 
     Raises:
@@ -152,7 +152,9 @@ def generate(
                     raise from_failure(answer.failure)
                 generation = generations[answer.session]
                 generation.take(answer)
-                if not generation.done:
+                if generation.done:
+                    engine.close(answer.session)
+                else:
                     generation.start_round()
     finally:
         for session in generations:

@@ -9,34 +9,36 @@ Ranges of a session with committed length L (pending token included) at rest:
 | rows [rows, L - 1) | missing: fed in chunks before the block |
 | row L - 1 and below it the tree | what a verify pass writes; the accepted path stays |
 
-`submit` brings tokens and rows to the command's base; `step` runs one pass over all submitted work: blocks whose rows
-are complete first, then chunks of missing rows, each first come first served. The engine knows no epochs' order, no
-rounds and no streams: the verify actor does. Used from one thread at a time.
+`submit` brings tokens and rows to the command's base; `step` runs one pass over submitted work, as much of it as the
+scheduler (`scheduler.py`) puts into it. A session may lose its rows to others between two passes; its tokens stay, so
+its next work computes them again. The engine knows no epochs' order, no rounds and no streams: the verify actor does.
+Used from one thread at a time.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from paceline.engine.blocks import EMPTY_CUT, cut_block
-from paceline.engine.runner import ModelRunner, SequencePass
+from paceline.engine.blocks import cut_block
+from paceline.engine.runner import ModelRunner
 from paceline.engine.runner_options import Quantization
 from paceline.engine.sampling import JudgeRequest, Verdict, judge
-from paceline.engine.target_session import Part, Session, Work
+from paceline.engine.scheduler import Holder, Part, Scheduler, SchedulerOptions, SchedulerStats, Want
+from paceline.engine.target_checks import CommandChecks
+from paceline.engine.target_session import Entry, Session, Work
 from paceline.errors import CapacityExceeded, ConfigurationError, InvalidArgument, ModelError, PacelineError
 from paceline.kv_usage import KvUsage
 from paceline.messages import (
-    AcceptanceRule,
     Evicted,
     Failed,
     NeedTokens,
     Open,
     Opened,
-    Timing,
     Verified,
     Verify,
 )
@@ -52,13 +54,15 @@ class TargetOptions:
         max_sessions: open sessions.
         max_batch_tokens: tokens fed in one pass.
         max_draft_tokens: draft tokens of one block; what is beyond is cut.
-        prefill_share: part of a pass that verify blocks leave to chunks of missing rows when there are any.
+        prefill_share: part of a pass that chunks of missing rows get at least while there are any.
+        idle_preempt_s: a session without work for so long may lose its rows to any other.
     """
 
     max_sessions: int = 64
     max_batch_tokens: int = 512
     max_draft_tokens: int = 32
     prefill_share: float = 0.25
+    idle_preempt_s: float = 1.0
 
 
 class TargetEngine:
@@ -69,9 +73,11 @@ class TargetEngine:
         eos_token_ids: ids that min_tokens masks.
         vocab_size: number of real token ids; None for all columns of the model's head.
         options: limits.
+        clock: monotonic seconds.
 
     Raises:
-        ConfigurationError: a block would not fit in a pass.
+        ConfigurationError: the weights are quantised, a block would not fit in a pass, or a pass has no room for blocks
+            and chunks.
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class TargetEngine:
         eos_token_ids: tuple[int, ...] = (),
         vocab_size: int | None = None,
         options: TargetOptions = TargetOptions(),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if runner.info.quantization != Quantization.NONE.value:
             raise ConfigurationError(
@@ -99,9 +106,18 @@ class TargetEngine:
         self._eos_token_ids = eos_token_ids
         self._vocab_size = min(vocab_size or runner.info.vocab_size, runner.info.vocab_size)
         self._max_model_len = runner.info.max_model_len
+        self._checks = CommandChecks(self._vocab_size, self._max_model_len)
+        self._clock = clock
+        self._scheduler = Scheduler(
+            runner.pool,
+            SchedulerOptions(options.max_batch_tokens, options.prefill_share, options.idle_preempt_s),
+            clock,
+        )
         self._sessions: dict[str, Session] = {}
         self._queue: dict[str, None] = {}  # sessions with work, in order of submission
         self._last_pass = PassSize()
+        self._num_blocked = 0
+        self._stuck_until_s = -math.inf
 
     # --- facts ----------------------------------------------------------------------------------------------------
 
@@ -131,6 +147,21 @@ class TargetEngine:
         return len(self._queue)
 
     @property
+    def num_blocked(self) -> int:
+        """Of those, sessions for which the newest pass had no pages."""
+        return self._num_blocked
+
+    @property
+    def stuck_s(self) -> float:
+        """For how long `step` can do nothing unless a command comes: all work waits for pages of idle sessions."""
+        return max(0.0, self._stuck_until_s - self._clock())
+
+    @property
+    def scheduling(self) -> SchedulerStats:
+        """Preemptions and prefix hits so far; may be asked from any thread."""
+        return self._scheduler.stats
+
+    @property
     def last_pass(self) -> PassSize:
         """Size of the newest pass."""
         return self._last_pass
@@ -155,23 +186,28 @@ class TargetEngine:
     def open(self, command: Open) -> Opened:
         """Registers a session; costs no pass. One of that name is replaced, and keeps the rows of the common prefix.
 
+        A prefix that other sessions have computed is attached at once.
+
         Raises:
-            CapacityExceeded: all session slots are taken.
-            InvalidArgument: the prompt or the rule cannot be served.
+            CapacityExceeded: all session slots are taken, or the tokens of all sessions need more pages than there are.
+            InvalidArgument: the prompt cannot be served.
         """
-        self._check_open(command)
+        self._checks.check_open(command)
         held = self._sessions.get(command.session)
-        if held is None and len(self._sessions) >= self.options.max_sessions:
-            raise CapacityExceeded(
-                f"all {self.options.max_sessions} session slots of this verifier are taken; try again later"
-            )
         log = TokenLog(command.tokens)
-        kv = self._runner.new_sequence() if held is None else held.kv
-        if held is not None:
-            kv.rollback(min(common_prefix_len(held.log.tokens, log.tokens), len(log) - 1))
+        if held is None:
+            holder = self._admit(command.tokens)
+        else:
+            holder = held.holder
+            holder.kv.rollback(min(common_prefix_len(held.log.tokens, log.tokens), len(log) - 1))
+            self._scheduler.adopt(holder, log.tokens)
             self._queue.pop(command.session, None)
-        self._sessions[command.session] = Session(command.epoch, log, kv, command.sampling, command.generation_start)
-        return Opened(command.session, command.epoch, kv_len=kv.num_rows, cached_len=kv.num_rows)
+        self._stuck_until_s = -math.inf
+        self._sessions[command.session] = Session(
+            command.epoch, log, holder, command.sampling, command.generation_start, command.rule
+        )
+        num_rows = holder.kv.num_rows
+        return Opened(command.session, command.epoch, kv_len=num_rows, cached_len=num_rows)
 
     def submit(self, command: Verify) -> NeedTokens | Evicted | Failed | None:
         """Queues one block for the next passes, after bringing the session's tokens and rows to its base.
@@ -185,7 +221,7 @@ class TargetEngine:
         if session is None:
             return Evicted(command.session, command.epoch, command.round)
         try:
-            self._check_verify(command)
+            self._checks.check_verify(command, session.rule)
         except InvalidArgument as error:
             return _failed(command, error)
         start = command.base_len - len(command.catch_up)
@@ -206,6 +242,7 @@ class TargetEngine:
         session.work = Work(command, cut, time.monotonic_ns())
         self._queue.pop(command.session, None)
         self._queue[command.session] = None
+        self._stuck_until_s = -math.inf
         return None
 
     def close(self, session: str) -> bool:
@@ -214,35 +251,42 @@ class TargetEngine:
         self._queue.pop(session, None)
         if held is None:
             return False
-        held.kv.free()
+        self._scheduler.forget(held.holder)
+        self._stuck_until_s = -math.inf
         return True
 
     # --- passes ---------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Verified | Failed]:
         """Runs one pass over queued work; the answers of the blocks that it judged or could not serve."""
-        answers: list[Verified | Failed] = []
-        parts = self._schedule(answers)
+        entries = self._entries()
+        plan = self._scheduler.plan([entry.want for entry in entries])
+        parts = plan.parts
+        self._num_blocked = plan.num_blocked
         self._last_pass = PassSize(len(parts), sum(part.sequence.num_tokens for part in parts))
         if not parts:
-            return answers
+            self._stuck_until_s = self._clock() + plan.retry_in_s
+            return []
         started_ns = time.monotonic_ns()
         for part in parts:
-            part.work.started_ns = part.work.started_ns or started_ns
+            work = entries[part.index].work
+            work.started_ns = work.started_ns or started_ns
         results = self._forward(parts)
         forward_ns = time.monotonic_ns() - started_ns
-        judged: list[tuple[Part, torch.Tensor]] = []
+        answers: list[Verified | Failed] = []
+        judged: list[tuple[Entry, Part, torch.Tensor]] = []
         for part, result in zip(parts, results, strict=True):
-            part.work.forward_ns += forward_ns
+            entry = entries[part.index]
+            entry.work.forward_ns += forward_ns
             if isinstance(result, ModelError):
-                answers.append(self._fail(part.session, part.work, result))
-            elif part.judged:
-                judged.append((part, result))
+                answers.append(self._fail(entry, result))
+            elif part.complete:
+                judged.append((entry, part, result))
             else:
-                part.session.kv.commit(len(part.sequence.tokens))
-        verdicts = judge([self._judge_request(part, logits) for part, logits in judged])
-        for (part, _), verdict in zip(judged, verdicts, strict=True):
-            answers.append(self._finish(part, verdict, self._last_pass))
+                self._keep(entry.session, part)
+        verdicts = judge([self._judge_request(entry, part, logits) for entry, part, logits in judged])
+        for (entry, part, _), verdict in zip(judged, verdicts, strict=True):
+            answers.append(self._finish(entry, part, verdict))
         return answers
 
     def check_integrity(self) -> None:
@@ -262,87 +306,39 @@ class TargetEngine:
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _check_open(self, command: Open) -> None:
-        if command.rule is not AcceptanceRule.MATCH:
-            raise InvalidArgument(
-                f"acceptance rule {command.rule.value!r} is not supported: use 'match'", field="acceptance_rule"
-            )
-        if not command.tokens:
-            raise InvalidArgument("the prompt is empty: give at least one token", field="prompt")
-        if len(command.tokens) >= self._max_model_len:
-            raise InvalidArgument(
-                f"the prompt has {len(command.tokens)} tokens; the context of {self._max_model_len} leaves room for at "
-                f"most {self._max_model_len - 1}",
-                field="prompt",
-            )
-        self._check_ids(command.tokens, "prompt")
+    def _admit(self, tokens: Sequence[int]) -> Holder:
+        """Registers a sequence with the rows that others have computed of its tokens.
 
-    def _check_ids(self, tokens: Sequence[int], field: str) -> None:
-        if tokens and not (min(tokens) >= 0 and max(tokens) < self._vocab_size):
-            wrong = next(token for token in tokens if not 0 <= token < self._vocab_size)
-            raise InvalidArgument(f"token id {wrong} is outside [0, {self._vocab_size})", field=field)
-
-    def _check_verify(self, command: Verify) -> None:
-        if not max(1, len(command.catch_up)) <= command.base_len < self._max_model_len:
-            raise InvalidArgument(
-                f"base_len {command.base_len} must be at least the length of catch_up ({len(command.catch_up)}) and "
-                f"below the context of {self._max_model_len} tokens",
-                field="base_len",
+        Raises:
+            CapacityExceeded: there is no room for another session.
+        """
+        if len(self._sessions) >= self.options.max_sessions:
+            raise CapacityExceeded(
+                f"all {self.options.max_sessions} session slots of this verifier are taken; try again later"
             )
-        self._check_ids(command.catch_up, "catch_up")
+        pool = self._runner.pool
+        holder = self._scheduler.register(self._runner.new_sequence())
+        num_cached = self._scheduler.adopt(holder, tokens)
+        own = self._scheduler.missing_pages(holder, len(tokens))
+        others = sum(self._scheduler.missing_pages(held.holder, len(held.log)) for held in self._sessions.values())
+        needed = pool.pages_in_use + own + others
+        if needed > pool.num_pages:
+            self._scheduler.forget(holder)
+            raise CapacityExceeded(
+                f"the KV pool has {pool.num_pages} pages of {pool.page_tokens} tokens; {len(self._sessions)} open "
+                f"sessions and this prompt ({len(tokens)} tokens, {num_cached} of them cached) need {needed}; try "
+                "again when other sessions have ended"
+            )
+        return holder
 
-    def _schedule(self, answers: list[Verified | Failed]) -> list[Part]:
-        """Chooses the parts of the next pass and reserves their rows; work that does not fit the pool is failed."""
-        ready: list[Session] = []
-        behind: list[Session] = []
+    def _entries(self) -> list[Entry]:
+        entries: list[Entry] = []
         for name in self._queue:
             session = self._sessions[name]
-            (behind if session.missing_rows else ready).append(session)
-        budget = self.options.max_batch_tokens
-        kept_back = int(budget * self.options.prefill_share) if behind else 0
-        parts: list[Part] = []
-        for session in [*ready, *behind]:
-            left = budget - (0 if session.missing_rows else kept_back)
-            part = self._part(session, left, first=not parts, answers=answers)
-            if part is not None:
-                parts.append(part)
-                budget -= part.sequence.num_tokens
-        return parts
-
-    def _part(self, session: Session, budget: int, *, first: bool, answers: list[Verified | Failed]) -> Part | None:
-        """The session's part of a pass of `budget` more tokens; None when there is no room for it."""
-        work = session.work
-        if work is None:
-            return None
-        missing, length = session.missing_rows, len(session.log)
-        num_block = 1 + work.cut.tree.num_draft_tokens
-        judged = missing + num_block <= budget or (first and not missing)
-        num_chain = missing + 1 if judged else min(missing, budget)
-        if num_chain < 1:
-            return None
-        rows = session.kv.num_rows
-        try:
-            if judged:
-                self._reserve_block(session, work, missing)
-            else:
-                session.kv.reserve(num_chain)
-        except CapacityExceeded as error:
-            answers.append(self._fail(session, work, error))
-            return None
-        tree = work.cut.tree if judged else EMPTY_CUT.tree
-        tokens = session.log.slice(rows, length if judged else rows + num_chain)
-        num_logits = 1 + tree.num_draft_tokens if judged else 0
-        return Part(session, work, SequencePass(session.kv, tokens, tree, num_logits), judged)
-
-    def _reserve_block(self, session: Session, work: Work, missing: int) -> None:
-        """Makes room for missing rows, root and block; without the block if the pool is too full for it."""
-        try:
-            session.kv.reserve(missing + 1 + work.cut.tree.num_draft_tokens)
-        except CapacityExceeded:
-            if not work.cut.tree.num_draft_tokens:
-                raise
-            work.cut = EMPTY_CUT
-            session.kv.reserve(missing + 1)
+            if session.work is not None:
+                want = Want(session.holder, session.log.tokens, session.work.cut.tree)
+                entries.append(Entry(session, session.work, want))
+        return entries
 
     def _forward(self, parts: Sequence[Part]) -> list[torch.Tensor | ModelError]:
         """Runs the pass; if it breaks, each part alone, so that one session's poison hurts no other."""
@@ -353,51 +349,44 @@ class TargetEngine:
                 return [ModelError(f"the forward pass failed: {type(error).__name__}: {error}")]
         return [result for part in parts for result in self._forward([part])]
 
-    def _judge_request(self, part: Part, logits: torch.Tensor) -> JudgeRequest:
-        session = part.session
+    def _judge_request(self, entry: Entry, part: Part, logits: torch.Tensor) -> JudgeRequest:
+        session, tree = entry.session, part.sequence.tree
         return JudgeRequest(
             logits=logits,
-            tree=part.sequence.tree,
+            tree=tree,
             committed=session.log.tokens,
             generation_start=session.generation_start,
             sampling=session.sampling,
             vocab_size=self._vocab_size,
             eos_token_ids=self._eos_token_ids,
+            rule=session.rule,
+            # The block may have been cut, under `ratio` only at its end.
+            draft_probs=entry.work.command.draft_probs[: tree.num_draft_tokens],
         )
 
-    def _finish(self, part: Part, verdict: Verdict | PacelineError, size: PassSize) -> Verified | Failed:
+    def _keep(self, session: Session, part: Part, verdict: Verdict | None = None) -> None:
+        """Makes rows and tokens of a pass part of the session, and lets others find the rows."""
+        session.kv.commit(len(part.sequence.tokens), () if verdict is None else verdict.accepted_path)
+        session.log.extend(() if verdict is None else verdict.tokens)
+        session.kv.publish(session.log.tokens)
+
+    def _finish(self, entry: Entry, part: Part, verdict: Verdict | PacelineError) -> Verified | Failed:
         """Keeps what was accepted and answers the command."""
-        session, work = part.session, part.work
+        session, work, size = entry.session, entry.work, self._last_pass
         if isinstance(verdict, PacelineError):
-            return self._fail(session, work, verdict)
-        session.kv.commit(len(part.sequence.tokens), verdict.accepted_path)
-        session.log.extend(verdict.tokens)
+            return self._fail(entry, verdict)
+        self._keep(session, part, verdict)
         self._done(session, work)
-        command = work.command
-        timing = Timing(
-            queue_us=(work.started_ns - work.submitted_ns) // 1000,
-            forward_us=work.forward_ns // 1000,
-            total_us=(time.monotonic_ns() - work.submitted_ns) // 1000,
-            batch_sessions=size.num_sessions,
-            batch_tokens=size.num_tokens,
-        )
-        return Verified(
-            session=command.session,
-            epoch=command.epoch,
-            round=command.round,
-            base_len=command.base_len,
-            accepted_path=work.cut.path_as_sent(verdict.accepted_path),
-            tokens=verdict.tokens,
-            kv_len=session.kv.num_rows,
-            logprobs=verdict.logprobs,
-            timing=timing,
-        )
+        return work.verified(verdict, session.kv.num_rows, size)
 
-    def _fail(self, session: Session, work: Work, error: PacelineError) -> Failed:
-        """Ends one command with an error; its session gives its rows back, so that others can go on."""
-        session.kv.rollback(0)
-        self._done(session, work)
-        return _failed(work.command, error)
+    def _fail(self, entry: Entry, error: PacelineError) -> Failed:
+        """Ends one command with an error. After a fault of the model nobody can vouch for the session's rows."""
+        if isinstance(error, ModelError):
+            entry.session.kv.discard()
+        else:
+            entry.session.kv.commit(0)
+        self._done(entry.session, entry.work)
+        return _failed(entry.work.command, error)
 
     def _done(self, session: Session, work: Work) -> None:
         session.work = None

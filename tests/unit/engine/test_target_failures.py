@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from paceline.engine.local import LocalRequest, generate
 from paceline.engine.runner import SequencePass
 from paceline.engine.target import TargetEngine, TargetOptions
 from paceline.errors import CapacityExceeded, ConfigurationError, InvalidArgument
-from paceline.messages import AcceptanceRule, Failed, Open, SamplingParams, Verified, Verify
+from paceline.messages import Failed, Open, SamplingParams, Verified, Verify
 from paceline.speculation.tree import DraftTree
 from tests.fakes.toy_runner import ToyRunner, hash_law, poisoned_law
 from tests.unit.engine.rounds import GREEDY, Owner, greedy_continuation, run
@@ -19,8 +20,8 @@ PROMPT = (1, 2, 3, 4)
 LAW = hash_law(16, seed=3)
 
 
-def open_command(tokens: Sequence[int], rule: AcceptanceRule = AcceptanceRule.MATCH) -> Open:
-    return Open("session", 1, tuple(tokens), len(tokens), GREEDY, rule)
+def open_command(tokens: Sequence[int]) -> Open:
+    return Open("session", 1, tuple(tokens), len(tokens), GREEDY)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,6 @@ def open_command(tokens: Sequence[int], rule: AcceptanceRule = AcceptanceRule.MA
         (open_command(range(16)), "prompt", r"16 tokens; the context of 16 leaves room for at most 15"),
         (open_command((1, 16)), "prompt", r"token id 16 is outside \[0, 16\)"),
         (open_command((-1,)), "prompt", r"token id -1 is outside \[0, 16\)"),
-        (open_command((1,), AcceptanceRule.RATIO), "acceptance_rule", "'ratio' is not supported"),
     ],
 )
 def test_open_refuses_with_field_and_limit(command: Open, field: str, message: str) -> None:
@@ -155,24 +155,14 @@ def test_a_pass_that_breaks_fails_only_the_session_that_breaks_it() -> None:
     assert engine.kv_pages_in_use == 0
 
 
-def test_an_exhausted_pool_fails_one_session_and_frees_its_rows() -> None:
-    engine = TargetEngine(ToyRunner(LAW, 16, num_pages=6, page_tokens=4))
-    first, second = Owner(engine, tuple(range(12)), name="first"), Owner(engine, tuple(range(12)), name="second")
-    first.verify()
-    second.submit()
-    (answer,) = run(engine)
-    assert isinstance(answer, Verified)
-    second.take(answer)
-    # Both pools' worth of pages are taken: 3 + 3. Each now wants a fourth page.
-    first.submit(DraftTree.chain([1, 2, 3]))
-    (answer,) = run(engine)
-    assert isinstance(answer, Failed)
-    assert answer.failure.code == "capacity_exceeded"
-    assert "0 of 6 pages free (4 tokens each), 1 more are needed" in answer.failure.message
-    assert engine.kv_len("first") == 0
-    second.verify(DraftTree.chain([1, 2, 3]))
-    engine.close("second")
-    first.verify()
+def test_an_exhausted_pool_costs_the_later_session_its_rows_and_nobody_a_token() -> None:
+    engine = TargetEngine(ToyRunner(LAW, 16, num_pages=7, page_tokens=4))
+    prompts = [tuple(range(12)), tuple(range(1, 13))]
+    propose = lambda _, depth: DraftTree.chain([1, 2, 3][:depth])  # noqa: E731
+    results = generate(engine, [LocalRequest(prompt, GREEDY, 9, 3, propose) for prompt in prompts])
+    assert [result.tokens for result in results] == [greedy_continuation(LAW, prompt, 9) for prompt in prompts]
+    assert engine.scheduling.preemptions > 0
+    assert engine.kv_pages_in_use == 0
 
 
 def test_a_nearly_full_pool_costs_the_block_and_not_the_session() -> None:

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from itertools import count
 
 from paceline.drafting.method import DraftJob, DraftMethod
-from paceline.messages import SamplingParams
+from paceline.engine.local import DrawnChain
+from paceline.messages import AcceptanceRule, SamplingParams
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
 
 _session_numbers = count()
 
 
 class LocalDrafter:
-    """Drafts for one generation in this process; a `Propose` of `paceline.engine.local`.
+    """Drafts for one generation in this process; it, or its `draw`, is a `Propose` of `paceline.engine.local`.
 
     Args:
         method: may serve other generations too, from the same thread.
@@ -33,12 +34,19 @@ class LocalDrafter:
         method.open(self.session)
 
     def __call__(self, context: Sequence[int], max_depth: int) -> DraftTree:
-        """The whole draft after a context, as a chain of at most `max_depth` tokens."""
-        job = DraftJob(self.session, tuple(context), max_depth, self._sampling, self._generation_start)
+        """The whole draft after a context, as a chain of at most `max_depth` tokens; for the rule `match`."""
+        return self._draft(context, max_depth, AcceptanceRule.MATCH).tree
+
+    def draw(self, context: Sequence[int], max_depth: int) -> DrawnChain:
+        """The same for the rule `ratio`, with what the tokens were drawn from."""
+        return self._draft(context, max_depth, AcceptanceRule.RATIO)
+
+    def _draft(self, context: Sequence[int], max_depth: int, rule: AcceptanceRule) -> DrawnChain:
+        job = DraftJob(self.session, tuple(context), max_depth, self._sampling, self._generation_start, rule=rule)
         while not job.done:
             self._method.advance([job])
         self.last = job
-        return DraftTree.chain(job.tokens) if job.tokens else EMPTY_BLOCK
+        return DrawnChain(DraftTree.chain(job.tokens) if job.tokens else EMPTY_BLOCK, tuple(job.draft_probs))
 
     def close(self) -> None:
         """Frees what the session holds."""

@@ -12,12 +12,34 @@ from itertools import count
 
 from paceline.engine.target import TargetEngine
 from paceline.errors import PacelineError, from_failure
-from paceline.messages import Evicted, Failed, NeedTokens, Open, SamplingParams, Verified, Verify
+from paceline.messages import (
+    AcceptanceRule,
+    DraftProbs,
+    Evicted,
+    Failed,
+    NeedTokens,
+    Open,
+    SamplingParams,
+    Verified,
+    Verify,
+)
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
 from paceline.token_log import TokenLog
 
 Propose = Callable[[Sequence[int], int], DraftTree]
 """Tokens so far and the deepest useful depth, to a block; whatever it returns, the output stays the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnChain:
+    """A chain for the rule `ratio`, with what its drafts were drawn from; empty if they were chosen without chance."""
+
+    tree: DraftTree
+    draft_probs: tuple[DraftProbs, ...] = ()
+
+
+Draw = Callable[[Sequence[int], int], DrawnChain]
+"""Tokens so far and the deepest useful depth, to a chain that the rule `ratio` can judge."""
 
 _session_numbers = count()
 
@@ -38,14 +60,16 @@ class LocalRequest:
         num_draft_tokens: depth asked of `propose`; it is not asked for less than one.
         propose: where blocks come from.
         generation_start: index in `prompt` where this generation began, for penalties and min_tokens; None for its end.
+        rule: how blocks are judged.
     """
 
     prompt: tuple[int, ...]
     sampling: SamplingParams
     max_tokens: int
     num_draft_tokens: int = 0
-    propose: Propose = no_draft
+    propose: Propose | Draw = no_draft
     generation_start: int | None = None
+    rule: AcceptanceRule = AcceptanceRule.MATCH
 
 
 @dataclass(slots=True)
@@ -92,18 +116,29 @@ class Generation:
             frozenset() if request.sampling.ignore_eos else frozenset(eos_token_ids)
         )
         start = len(request.prompt) if request.generation_start is None else request.generation_start
-        engine.open(Open(self.session, 1, request.prompt, start, request.sampling))
+        engine.open(Open(self.session, 1, request.prompt, start, request.sampling, request.rule))
 
     def start_round(self) -> None:
         """Drafts a block and submits it."""
         request, length = self.request, len(self._log)
         left = request.max_tokens - len(self.result.tokens)
         depth = min(request.num_draft_tokens, left - 1, self._engine.max_model_len - length - 1)
-        block = request.propose(self._log.tokens, depth).crop_depth(depth) if depth > 0 else EMPTY_BLOCK
+        proposed = request.propose(self._log.tokens, depth) if depth > 0 else EMPTY_BLOCK
+        drawn = proposed if isinstance(proposed, DrawnChain) else DrawnChain(proposed)
+        block = drawn.tree.crop_depth(depth)
         self.result.num_rounds += 1
         self.result.num_drafted += block.num_draft_tokens
         answer = self._engine.submit(
-            Verify(self.session, 1, self.result.num_rounds, length, self._log.hash_at(length), (), block)
+            Verify(
+                self.session,
+                1,
+                self.result.num_rounds,
+                length,
+                self._log.hash_at(length),
+                (),
+                block,
+                drawn.draft_probs[: block.num_draft_tokens],
+            )
         )
         if isinstance(answer, Failed):
             raise from_failure(answer.failure)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from paceline.engine.local import Generation, LocalRequest, LocalResult
 from paceline.engine.target import TargetEngine
-from paceline.errors import from_failure
+from paceline.errors import CapacityExceeded, from_failure
 from paceline.messages import Failed
 
 
@@ -63,7 +63,7 @@ def run_crowd(
     """Decodes all arrivals, each to its own end.
 
     Args:
-        engine: nobody else may be using it; it needs a session slot for each generation under way.
+        engine: nobody else may be using it. Whom it has no room for comes again after the next pass.
         arrivals: in any order.
         eos_token_ids: tokens that end a generation, besides the request's stop ids.
 
@@ -77,8 +77,14 @@ def run_crowd(
     try:
         while waiting or running:
             while waiting and (arrivals[waiting[0]].step <= num_passes or not running):
-                index = waiting.pop(0)
-                generation = Generation(engine, arrivals[index].request, eos_token_ids)
+                index = waiting[0]
+                try:
+                    generation = Generation(engine, arrivals[index].request, eos_token_ids)
+                except CapacityExceeded:
+                    if not running:
+                        raise
+                    break  # it comes again after the next pass
+                del waiting[0]
                 running[generation.session] = generation
                 results[index] = generation.result
                 generation.start_round()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,22 +10,20 @@ from bench.near_ties import Tally, compare
 from bench.prompts import Prompt
 from bench.reference import GREEDY, SAMPLED, CacheFreeReference, Mode
 from paceline.drafting.build import MethodSettings, RunnerKind, build_method
-from paceline.drafting.method import DraftJob, DraftMethod
-from paceline.engine.loader import load_model
+from paceline.drafting.local import LocalDrafter
+from paceline.drafting.method import DraftMethod
+from paceline.engine.load_runner import load_runner
 from paceline.engine.local import LocalRequest, LocalResult, generate, no_draft
+from paceline.engine.runner_options import RunnerChoice, RunnerOptions
 from paceline.engine.target import TargetEngine
-from paceline.engine.transformers_runner import TransformersRunner
 from paceline.messages import SamplingParams
 from paceline.model_source import resolve
-from paceline.speculation.tree import DraftTree
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.request import ChatMessage
 from paceline.text.tokenizer import Tokenizer
 
 TARGET = "smollm2-135m-instruct"
 MODES = (GREEDY, SAMPLED)
-
-_session_numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,31 +59,37 @@ class Lossless:
     Args:
         target: reference of the target model.
         max_tokens: new tokens per prompt.
+        runner_choice: which code runs the target.
     """
 
-    def __init__(self, target: str = TARGET, max_tokens: int = 96) -> None:
+    def __init__(
+        self, target: str = TARGET, max_tokens: int = 96, runner_choice: RunnerChoice = RunnerChoice.AUTO
+    ) -> None:
         folder = resolve(target)
         self.target = target
         self.max_tokens = max_tokens
         self.tally = Tally()
-        self._folder = folder
+        self.folder = folder
         self.reference = CacheFreeReference(folder)
-        runner = TransformersRunner(load_model(folder))
+        # Without prefix caching every decoding is one on a fresh engine.
+        runner = load_runner(folder, options=RunnerOptions(prefix_caching=False, runner=runner_choice))
         self.eos_token_ids = runner.eos_token_ids
+        self.kv_bytes_per_token = runner.info.kv_bytes_per_token
         self.engine = TargetEngine(runner, eos_token_ids=runner.eos_token_ids)
-        self._plain: dict[str, list[int]] = {}
+        self._plain: dict[tuple[tuple[int, ...], str, int], list[int]] = {}
 
     def cases(self, prompts: Iterable[Prompt], modes: Sequence[Mode] = MODES) -> list[Case]:
         """All prompts in all modes; the seed is the prompt's place."""
         listed = list(prompts)
-        ids = chat_prompts(self._folder, [prompt.text for prompt in listed])
+        ids = chat_prompts(self.folder, [prompt.text for prompt in listed])
         return [Case(prompt, ids[index], mode, seed=index + 1) for mode in modes for index, prompt in enumerate(listed)]
 
     def plain(self, case: Case) -> list[int]:
         """Plain decoding alone through the engine; decoded once per case."""
-        if case.name not in self._plain:
-            self._plain[case.name] = self._decode([case])[0].tokens
-        return self._plain[case.name]
+        key = (case.ids, case.mode.name, case.seed)
+        if key not in self._plain:
+            self._plain[key] = self._decode([case])[0].tokens
+        return self._plain[key]
 
     def check_reference(self, case: Case) -> None:
         """Plain decoding against the cache-free reference, token by token."""
@@ -154,7 +157,7 @@ class Lossless:
         forced: tuple[int, ...] = (),
     ) -> list[LocalResult]:
         """Decodes all cases at once, behind forced tokens; plainly without a method."""
-        proposers = [None if method is None else Proposer(method, case.sampling) for case in cases]
+        proposers = [None if method is None else LocalDrafter(method, case.sampling, len(case.ids)) for case in cases]
         try:
             requests = [
                 LocalRequest(
@@ -174,32 +177,6 @@ class Lossless:
                     proposer.close()
 
 
-class Proposer:
-    """One session of a drafting method as a function from tokens to a block.
-
-    Args:
-        method: drafts for this and other sessions.
-        sampling: of the generation.
-    """
-
-    def __init__(self, method: DraftMethod, sampling: SamplingParams) -> None:
-        self._method = method
-        self._sampling = sampling
-        self._session = f"lossless-{next(_session_numbers)}"
-        method.open(self._session)
-
-    def __call__(self, context: Sequence[int], max_depth: int) -> DraftTree:
-        """Drafts to the end, with nothing beside it."""
-        job = DraftJob(self._session, list(context), max_depth, self._sampling)
-        while not job.done:
-            self._method.advance([job])
-        return DraftTree.chain(job.tokens)
-
-    def close(self) -> None:
-        """Frees what the method holds for it."""
-        self._method.close(self._session)
-
-
 def chat_prompts(folder: Path, texts: Sequence[str]) -> list[tuple[int, ...]]:
     """User messages as tokens of a model, chat template applied."""
     tokenizer = Tokenizer.load(folder)
@@ -211,4 +188,11 @@ def demo_method(name: str, target: str = TARGET) -> DraftMethod:
     """The demo's drafters: `draft_model`, an int8 copy of the target, or `ngram`."""
     return build_method(
         MethodSettings(methods=(name,), draft_model=target, runner=RunnerKind.ONNX, max_sessions=8, max_model_len=2048)
+    )
+
+
+def torch_method(target: str = TARGET) -> DraftMethod:
+    """The target itself as its own drafter, in float32."""
+    return build_method(
+        MethodSettings(methods=("draft_model",), draft_model=target, runner=RunnerKind.TORCH, max_model_len=2048)
     )

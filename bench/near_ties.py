@@ -41,6 +41,12 @@ class Tally:
         """Whether everything was equal, rare near-ties excepted."""
         return not self.faults and len(self.near_ties) <= self.allowed_near_ties
 
+    def add(self, other: Tally) -> None:
+        """Takes over what another series has found."""
+        self.num_tokens += other.num_tokens
+        self.near_ties += other.near_ties
+        self.faults += other.faults
+
 
 Continue = Callable[[Sequence[int]], Sequence[int]]
 """Decodes again behind forced tokens: from the tokens forced so far to those that follow."""

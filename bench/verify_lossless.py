@@ -5,10 +5,14 @@ For every prompt, greedy and with seeded sampling (temperature 0.8, top_p 0.95):
 * greedy plain decoding equals `transformers.generate`;
 * every drafting method at every block size gives the tokens of plain decoding, several sessions to a pass.
 
-Everything runs in float32 on the CPU in this process; near-ties are treated as `bench/near_ties.py` says. Exit status 0
-means equal. About half an hour on one core.
+And for mixed sessions, alone, four and sixteen at once, with both runners (`bench/mixed.py`): every parameter and kind
+of draft, prompts in chunks, shared prefixes and forced preemptions.
 
-    python -m bench.verify_lossless [--prompts 20] [--tokens 96] [--block-sizes 0 1 2 4 8] [--methods draft_model ngram]
+Everything runs in float32 on the CPU in this process; near-ties are treated as `bench/near_ties.py` says. Exit status 0
+means equal. Writes bench/results/verify_lossless.json. About half an hour on one core.
+
+    python -m bench.verify_lossless [--parts prompts mixed] [--prompts 20] [--tokens 96] [--block-sizes 0 1 2 4 8]
+                                    [--methods draft_model ngram] [--variants 2]
 """
 
 from __future__ import annotations
@@ -16,16 +20,58 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from bench.lossless import MODES, Lossless, demo_method
+from bench.lossless import MODES, Lossless, demo_method, torch_method
+from bench.mixed import BATCHES, TORCH_SOURCE, Mixed, MixedReport
+from bench.near_ties import Tally
 from bench.prompts import PROMPTS
 from bench.reference import GREEDY
+from bench.report import write_report
+from paceline.engine.runner_options import RunnerChoice
 
 METHODS = ("draft_model", "ngram")
 BLOCK_SIZES = (0, 1, 2, 4, 8)
+PARTS = ("prompts", "mixed")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptsReport:
+    """One block size of one method, or plain decoding against the references when the method is empty."""
+
+    method: str
+    num_draft_tokens: int
+    mode: str
+    num_tokens: int
+    tokens_per_round: float
+    faults: int
+    near_ties: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Everything of one run.
+
+    Attributes:
+        equal: nothing differed, rare near-ties excepted, and everything happened that had to.
+        num_tokens: tokens compared.
+        near_ties: one line for each.
+        faults: one line for each difference, and for each thing that did not happen.
+        prompts: of the part `prompts`.
+        mixed: of the part `mixed`.
+    """
+
+    equal: bool
+    num_tokens: int
+    near_ties: tuple[str, ...]
+    faults: tuple[str, ...]
+    prompts: tuple[PromptsReport, ...]
+    mixed: tuple[MixedReport, ...]
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -35,6 +81,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--block-sizes", type=int, nargs="+", default=list(BLOCK_SIZES), help="draft tokens per block")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, help="drafting methods")
     parser.add_argument("--together", type=int, default=4, help="sessions in a pass of the speculative runs")
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS, help="what is proved")
+    parser.add_argument("--variants", type=int, default=2, help="ways to pair parameters and drafts in `mixed`")
     parser.add_argument("--threads", type=int, default=1, help="threads of a pass")
     return parser.parse_args(arguments)
 
@@ -47,36 +95,92 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def say(line: str) -> None:
         print(f"[{time.monotonic() - began:6.0f} s] {line}", flush=True)
 
+    tally = Tally()
+    prompts = prove_prompts(options, say, tally) if "prompts" in options.parts else []
+    mixed = prove_mixed(options, say, tally) if "mixed" in options.parts else []
+    complaints = [line for report in mixed for line in report.complaints]
+    result = Result(
+        tally.passed and not complaints,
+        tally.num_tokens,
+        tuple(tally.near_ties),
+        (*tally.faults, *complaints),
+        tuple(prompts),
+        tuple(mixed),
+    )
+    show(result, tally.allowed_near_ties)
+    print(f"written to {write_report('verify_lossless', result)}")
+    return 0 if result.equal else 1
+
+
+def prove_prompts(options: argparse.Namespace, say: Say, tally: Tally) -> list[PromptsReport]:
+    """The twenty prompts against the references, and every block size of every method against plain decoding."""
     lossless = Lossless(max_tokens=options.tokens)
     cases = lossless.cases(PROMPTS[: options.prompts])
+    reports = []
+
+    def note(name: str, size: int, mode: str, per_round: float, before: tuple[int, int, int]) -> None:
+        found = lossless.tally
+        deltas = (found.num_tokens - before[0], len(found.faults) - before[1], len(found.near_ties) - before[2])
+        reports.append(PromptsReport(name, size, mode, deltas[0], per_round, deltas[1], deltas[2]))
+
+    def counts() -> tuple[int, int, int]:
+        return lossless.tally.num_tokens, len(lossless.tally.faults), len(lossless.tally.near_ties)
+
     for case in cases:
+        before = counts()
         lossless.check_reference(case)
         if case.mode is GREEDY:
             lossless.check_generate(case)
+        note("", 0, case.name, 1.0, before)
         say(f"{case.name}: {len(lossless.plain(case))} tokens, plain decoding checked")
     for name in options.methods:
         method = demo_method(name)
         for num_draft_tokens in options.block_sizes:
             for mode in MODES:
+                before = counts()
                 group = [case for case in cases if case.mode is mode]
                 per_round = lossless.check_speculation(group, method, num_draft_tokens, together=options.together)
+                note(name, num_draft_tokens, mode.name, per_round, before)
                 say(f"{name}, blocks of {num_draft_tokens}, {mode.name}: {per_round:.2f} tokens per pass and session")
     lossless.engine.check_integrity()
-    return report(lossless)
+    tally.add(lossless.tally)
+    return reports
 
 
-def report(lossless: Lossless) -> int:
-    tally = lossless.tally
-    for line in tally.near_ties:
+def prove_mixed(options: argparse.Namespace, say: Say, tally: Tally) -> list[MixedReport]:
+    """Mixed sessions in batches of every size, with both runners."""
+    methods = {**{name: demo_method(name) for name in METHODS}, TORCH_SOURCE: torch_method()}
+    reports = []
+    for choice in (RunnerChoice.NATIVE, RunnerChoice.TRANSFORMERS):
+        lossless = Lossless(max_tokens=options.tokens, runner_choice=choice)
+        mixed = Mixed(lossless, methods, choice)
+        for variant in range(options.variants):
+            sessions = mixed.sessions(variant=variant)
+            for session in sessions:
+                lossless.check_reference(session.case)
+            say(f"{choice.value} runner, variant {variant}: plain decoding checked against the reference")
+            for together in BATCHES:
+                report = mixed.check(sessions, together)
+                reports.append(report)
+                say(
+                    f"{choice.value} runner, variant {variant}, {together} at once: {report.num_equal} of "
+                    f"{report.num_sessions} equal, {report.preemptions} preemptions, {report.prefix_hit_tokens} tokens "
+                    f"of prefixes found, {report.accepted} of {report.drafted} drafts accepted"
+                )
+        tally.add(lossless.tally)
+    return reports
+
+
+def show(result: Result, allowed_near_ties: int) -> None:
+    for line in result.near_ties:
         print(f"near-tie: {line}")
-    for line in tally.faults:
-        print(f"DIFFERENT: {line}")
-    verdict = "equal" if tally.passed else "NOT EQUAL"
+    for line in result.faults:
+        print(f"FAULT: {line}")
+    verdict = "equal" if result.equal else "NOT EQUAL"
     print(
-        f"{verdict}: {tally.num_tokens} tokens compared, {len(tally.faults)} differences, {len(tally.near_ties)} "
-        f"near-ties ({tally.allowed_near_ties} allowed)"
+        f"{verdict}: {result.num_tokens} tokens compared, {len(result.faults)} faults, {len(result.near_ties)} "
+        f"near-ties ({allowed_near_ties} allowed)"
     )
-    return 0 if tally.passed else 1
 
 
 if __name__ == "__main__":

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from bench.lossless import MODES, Case, Lossless, demo_method
+from bench.mixed import Mixed
 from bench.prompts import DEMO_PROMPTS
 from bench.reference import GREEDY, Mode
 from paceline.drafting.method import DraftMethod
+from paceline.engine.runner_options import RunnerChoice
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(900)]
 
@@ -64,3 +66,14 @@ def test_every_block_size_of_every_method_equals_plain_decoding(
     # A copy of the target with int8 weights agrees with it most of the time; n-grams now and then.
     at_least = 1 + 0.5 * num_draft_tokens if method.info.name == "draft_model" else 1.0
     assert tokens_per_pass >= at_least
+
+
+def test_mixed_sessions_in_a_pool_too_small_for_them_equal_plain_decoding(lossless: Lossless) -> None:
+    methods = {name: demo_method(name) for name in ("draft_model", "ngram")}
+    mixed = Mixed(lossless, methods, RunnerChoice.AUTO)
+    # Without the long prompt, which takes as long as all others together.
+    sessions = [session for session in mixed.sessions(8) if len(session.case.ids) < 300]
+    report = mixed.check(sessions, together=len(sessions))
+    assert_equal(lossless)
+    assert report.num_equal == len(sessions) == 7
+    assert not report.complaints

@@ -31,7 +31,8 @@ LAW = hash_law(VOCAB, seed=4, order=6)
 NUM_SESSIONS = 500
 MOST_AT_ONCE = 10
 PAGE_TOKENS = 4
-NUM_PAGES = 300
+NUM_PAGES = 20
+"""Room for two or three of the longest sessions."""
 
 
 class FaultyRunner(ToyRunner):
@@ -63,7 +64,7 @@ def make_requests() -> list[LocalRequest]:
         first = {7: (NAN,), 8: (BROKEN,)}.get(index % 10, ())
         prompt = (*first, *own) if first else (*prefixes[index % 3][: 6 * (index % 4)], *own)
         sampling = SamplingParams(temperature=0.6 * (index % 3), seed=index, presence_penalty=0.3 * (index % 2))
-        requests.append(LocalRequest(prompt, sampling, 3 + index % 10, index % 5, garbage))
+        requests.append(LocalRequest(prompt, sampling, 5 + index % 18, index % 5, garbage))
     return requests
 
 
@@ -86,6 +87,7 @@ class Soak:
     num_compared: int = 0
     num_cancelled: int = 0
     num_failed: int = 0
+    num_refused: int = 0
     truths: list[list[int] | None] = field(default_factory=list)
 
     def learn_truths(self) -> None:
@@ -111,7 +113,11 @@ class Soak:
 
     def open_one(self) -> None:
         kind = self.generator.randrange(len(self.requests))
-        generation = Generation(self.engine, self.requests[kind], (EOS,))
+        try:
+            generation = Generation(self.engine, self.requests[kind], (EOS,))
+        except CapacityExceeded:
+            self.num_refused += 1
+            return
         self.running[generation.session] = (kind, generation)
         self.num_opened += 1
         generation.start_round()
@@ -194,4 +200,7 @@ def test_five_hundred_sessions_leave_nothing_behind() -> None:
     assert soak.num_compared > 250
     assert soak.num_cancelled > 20
     assert soak.num_failed > 20
+    assert soak.num_refused > 20
+    assert soak.engine.scheduling.preemptions > 20
+    assert soak.engine.scheduling.prefix_hit_tokens > 1000
     assert soak.num_compared + soak.num_cancelled + soak.num_failed == soak.num_opened >= NUM_SESSIONS

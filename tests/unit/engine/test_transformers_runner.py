@@ -1,4 +1,4 @@
-"""The general runner on tiny random models of many architectures, against the stock model of `transformers`."""
+"""Both runners on tiny random models of many architectures, against the stock model of `transformers`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from paceline.engine.kv.pool import SequenceKV
+from paceline.engine.load_runner import LoadedRunner
 from paceline.engine.loader import ModelDtype, load_model
 from paceline.engine.local import LocalRequest, generate
+from paceline.engine.native.native_runner import NativeRunner
 from paceline.engine.runner import SequencePass
 from paceline.engine.target import TargetEngine
 from paceline.engine.transformers_runner import RunnerOptions, TransformersRunner
@@ -28,8 +30,16 @@ NUM_TOKENS = 24
 SMALL_POOL = RunnerOptions(kv_bytes=1 << 20, page_tokens=4)
 
 
+NATIVE = ("llama", "llama_tied_bias", "qwen2", "qwen3", "mistral_window")
+"""Of the served models those that the native runner knows too."""
+
+
 def make_runner(folder: Path, options: RunnerOptions = SMALL_POOL) -> TransformersRunner:
     return TransformersRunner(load_model(folder), options)
+
+
+def make(kind: str, folder: Path) -> LoadedRunner:
+    return (NativeRunner if kind == "native" else TransformersRunner)(load_model(folder), SMALL_POOL)
 
 
 def stock_model(folder: Path) -> LlamaForCausalLM:
@@ -64,11 +74,13 @@ def branching(truth: Sequence[int]) -> LocalRequest:
     return LocalRequest(PROMPT, GREEDY, NUM_TOKENS, 5, propose)
 
 
-@pytest.mark.parametrize("name", SERVED)
-def test_decoding_plainly_and_with_trees_equals_transformers_generate(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name"), [*(("transformers", name) for name in SERVED), *(("native", name) for name in NATIVE)]
+)
+def test_decoding_plainly_and_with_trees_equals_transformers_generate(kind: str, name: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path, SERVED[name])
     expected = stock_greedy(stock_model(folder), PROMPT, NUM_TOKENS)
-    engine = TargetEngine(make_runner(folder))
+    engine = TargetEngine(make(kind, folder))
     plain = generate(engine, [LocalRequest(PROMPT, GREEDY, NUM_TOKENS)])[0]
     assert plain.tokens == expected
     # Two at once: the rows of a pass belong to different sequences.
@@ -88,7 +100,7 @@ def test_what_cannot_be_served_exactly_is_refused_with_the_reason(name: str, tmp
 
 
 @contextmanager
-def session(runner: TransformersRunner) -> Iterator[SequenceKV]:
+def session(runner: LoadedRunner) -> Iterator[SequenceKV]:
     kv = runner.new_sequence()
     try:
         yield kv
@@ -96,11 +108,22 @@ def session(runner: TransformersRunner) -> Iterator[SequenceKV]:
         kv.free()
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma2_window"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("transformers", "llama"),
+        ("transformers", "mistral_window"),
+        ("transformers", "gemma2_window"),
+        ("native", "llama"),
+        ("native", "mistral_window"),
+    ],
+)
 @pytest.mark.parametrize("shape", ["chain", "tree"])
-def test_cached_logits_equal_a_fresh_forward_after_every_round(name: str, shape: str, tmp_path: Path) -> None:
+def test_cached_logits_equal_a_fresh_forward_after_every_round(
+    kind: str, name: str, shape: str, tmp_path: Path
+) -> None:
     folder = write_model(tmp_path, SERVED[name], seed=1)
-    stock, runner = stock_model(folder), make_runner(folder)
+    stock, runner = stock_model(folder), make(kind, folder)
     truth = [*PROMPT, *stock_greedy(stock, PROMPT, 40)]
     owner = Owner(TargetEngine(runner), PROMPT)
     kv = owner.engine._sessions[owner.name].kv
@@ -136,8 +159,9 @@ def test_logits_are_those_of_each_node_s_own_path(tmp_path: Path) -> None:
         torch.testing.assert_close(logits[node], fresh, rtol=1e-4, atol=1e-4)
 
 
-def test_scattered_pages_give_the_same_logits(tmp_path: Path) -> None:
-    runner = make_runner(write_model(tmp_path, SERVED["llama"]))
+@pytest.mark.parametrize("kind", ["native", "transformers"])
+def test_scattered_pages_give_the_same_logits(kind: str, tmp_path: Path) -> None:
+    runner = make(kind, write_model(tmp_path, SERVED["llama"]))
     with session(runner) as neat, session(runner) as scattered:
         neat.reserve(len(PROMPT))
         expected = runner.forward([SequencePass(neat, PROMPT, num_logits=4)])[0]
@@ -170,8 +194,9 @@ def test_a_drafter_that_is_the_target_is_accepted_whole(temperature: float, tmp_
     assert drafted.num_accepted == drafted.num_drafted > 0
 
 
-def test_key_value_bytes_per_token_are_exact(tmp_path: Path) -> None:
-    runner = make_runner(write_model(tmp_path, SERVED["llama"]))
+@pytest.mark.parametrize("kind", ["native", "transformers"])
+def test_key_value_bytes_per_token_are_exact(kind: str, tmp_path: Path) -> None:
+    runner = make(kind, write_model(tmp_path, SERVED["llama"]))
     # layers x (keys and values) x key/value heads x head size x bytes
     assert runner.info.kv_bytes_per_token == 3 * 2 * 2 * 8 * 4
     assert runner.info.kv_bytes <= 1 << 20

@@ -61,6 +61,7 @@ def load_replica(settings: VerifierSettings) -> Replica[VerifierCommand, Verifie
         max_sessions=settings.max_sessions,
         max_batch_tokens=settings.max_batch_tokens,
         max_draft_tokens=settings.max_draft_tokens,
+        prefill_share=settings.prefill_share,
     )
     vocab_size = min(tokenizer.vocab_size, runner.info.vocab_size)
     engine = TargetEngine(runner, eos_token_ids=runner.eos_token_ids, vocab_size=vocab_size, options=options)
@@ -77,13 +78,15 @@ def load_replica(settings: VerifierSettings) -> Replica[VerifierCommand, Verifie
         kv_bytes=runner.info.kv_bytes,
         max_sessions=settings.max_sessions,
     )
-    return Replica(VerifyActor(engine, actor_limits(settings)), info, tokenizer.vocabulary)
+    actor = VerifyActor(engine, actor_limits(settings), gather_window_s=settings.gather_window_ms / 1000)
+    return Replica(actor, info, tokenizer.vocabulary)
 
 
 def _runner_options(settings: VerifierSettings) -> RunnerOptions:
     return RunnerOptions(
         kv_bytes=settings.kv_cache_bytes,
         max_model_len=settings.max_model_len,
+        prefix_caching=settings.prefix_caching,
         runner=RunnerChoice(settings.runner),
     )
 

@@ -29,8 +29,15 @@ class VerifierSettings(ModelServiceSettings):
     """Most tokens of a session, prompt and output; none for the model's own limit or what `kv_cache_bytes` leaves."""
     max_draft_tokens: int = Field(default=16, ge=0)
     """Most draft tokens of a block that are judged; the rest is cut."""
-    max_batch_tokens: int = Field(default=512, ge=1)
+    max_batch_tokens: int = Field(default=512, ge=4)
     """Most tokens of one pass; longer prompts are fed in several."""
+    prefill_share: float = Field(default=0.25, gt=0, lt=1)
+    """Part of a pass that prompts get at least while any is being read, so that blocks do not keep them waiting."""
+    prefix_caching: bool = True
+    """Whether sessions share the key/value rows of equal beginnings of their texts."""
+    gather_window_ms: float = Field(default=2.0, ge=0, le=100)
+    """How long a pass waits for sessions that the last one answered and that are usually back by then, in milliseconds;
+    never longer than a pass takes. 0 for no waiting."""
     orphan_ttl_ms: int = Field(default=10_000, ge=0)
     """How long a session outlives its stream, in milliseconds."""
     stall_timeout_s: float = Field(default=120.0, gt=0)

@@ -37,6 +37,8 @@ from paceline.messages import (
 from paceline.pass_size import PassSize
 from paceline.runtime.replica_actor import ActorLimits, Letter, ReplicaActor
 from paceline.text.validation import validate_sampling
+from paceline_verifier.gather import GatherWindow
+from paceline_verifier.scheduling_counters import SchedulingCounters
 
 _US_PER_S = 1_000_000
 
@@ -76,12 +78,21 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
         engine: used from the actor's thread and, between passes, from its loop.
         limits: bounds of the actor.
         clock: monotonic seconds.
+        gather_window_s: how long a pass may wait for sessions that the last one answered; 0: not at all.
     """
 
-    def __init__(self, engine: TargetEngine, limits: ActorLimits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        engine: TargetEngine,
+        limits: ActorLimits,
+        clock: Callable[[], float] = time.monotonic,
+        gather_window_s: float = 0.0,
+    ) -> None:
         super().__init__("verify actor", limits, clock)
         self._engine = engine
         self._sessions: dict[str, _Session] = {}
+        self._gather = GatherWindow(gather_window_s, clock)
+        self._scheduling = SchedulingCounters(self.meter.registry)
         self._num_tokens = Counter(
             "paceline_verified_tokens",
             "Tokens that verdicts gave: the accepted drafts and one more each.",
@@ -116,6 +127,7 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
                 return
         validate_sampling(command.sampling, vocab_size=self._engine.vocab_size)
         opened = self._engine.open(command)
+        self._scheduling.count(self._engine.scheduling)
         if session is not None:
             self._end_running(session, Fenced(f"epoch {command.epoch} has taken the session over", field="epoch"))
         self._sessions[command.session] = _Session(command, command.epoch)
@@ -145,6 +157,7 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
             return
         answer = self._engine.submit(command)
         if answer is None:
+            self._gather.returned(command.session, letter.arrived_s)
             session.running = _Running(command, letter.arrived_s, self.clock())
         else:
             letter.stream.send(answer)
@@ -169,9 +182,16 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
         """Whether a verify waits or is in the middle of its prompt."""
         return self._engine.has_work
 
+    def pass_delay_s(self) -> float:
+        """Until sessions are back that will be soon, or until one may lose its rows to those that wait for pages."""
+        return max(self._gather.delay_s(), self._engine.stuck_s)
+
     def run_pass(self) -> list[Verified | Failed]:
         """One pass of the engine, in the model's thread."""
-        return self._engine.step()
+        started_s = self.clock()
+        answers = self._engine.step()
+        self._gather.pass_took(self.clock() - started_s)
+        return answers
 
     def size_of(self, result: list[Verified | Failed]) -> PassSize:
         """What the pass fed."""
@@ -180,6 +200,7 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
     def pass_done(self, result: list[Verified | Failed]) -> None:
         """Keeps and sends the verdicts; one whose command was taken back or taken over is dropped."""
         now_s = self.clock()
+        self._scheduling.count(self._engine.scheduling)
         for answer in result:
             session = self._sessions.get(answer.session)
             running = None if session is None else session.running
@@ -189,6 +210,7 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
             if (running.command.epoch, running.command.round) != (answer.epoch, command_id):
                 continue
             session.running = None
+            self._gather.answered(answer.session)
             if isinstance(answer, Verified):
                 answer = _with_arrival(answer, running, now_s)
                 session.last_round, session.answer = answer.round, answer
@@ -222,12 +244,18 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
         """Answers the session's open verify with the reason and frees its rows."""
         self._end_running(self._sessions[session], reason)
         del self._sessions[session]
+        self._gather.forget(session)
         self._engine.close(session)
 
     @property
     def num_working(self) -> int:
-        """Sessions with work in the engine."""
-        return self._engine.num_working
+        """Sessions with work in the engine that have pages for it."""
+        return self._engine.num_working - self._engine.num_blocked
+
+    @property
+    def num_waiting(self) -> int:
+        """Commands that wait for the loop, and sessions that wait for pages."""
+        return super().num_waiting + self._engine.num_blocked
 
     def kv_usage(self) -> KvUsage:
         """Pages of the engine's pool that are taken."""

@@ -175,12 +175,10 @@ class Plan:
 
     Attributes:
         parts: at most one for each want; none only if all wait for pages of idle sequences.
-        num_blocked: wants for which there were no pages.
         retry_in_s: without parts and new wants: seconds until the next plan can have one; 0 otherwise.
     """
 
     parts: tuple[Part, ...]
-    num_blocked: int
     retry_in_s: float
 
 
@@ -203,7 +201,7 @@ class Scheduler:
     """Plans the passes over the sequences of one pool.
 
     Args:
-        pool: whose sequences are registered.
+        pool: whose sequences are registered; it holds the longest one that may come.
         options: how passes are filled.
         clock: monotonic seconds.
     """
@@ -307,7 +305,7 @@ class _Planning:
         chunk_left += ready_left
         for index in behind:
             chunk_left -= self._plan_chunk(index, chunk_left)
-        return Plan(tuple(self._parts), len(self._blocked), 0.0 if self._parts else self._retry_in_s())
+        return Plan(tuple(self._parts), 0.0 if self._parts else self._retry_in_s())
 
     def _chunk_tokens(self, ready: Sequence[int], behind: Sequence[int]) -> int:
         """Tokens of the pass that are kept for wants that are behind."""

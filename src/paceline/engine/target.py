@@ -31,7 +31,7 @@ from paceline.engine.sampling import JudgeRequest, Verdict, judge
 from paceline.engine.scheduler import Holder, Part, Scheduler, SchedulerOptions, SchedulerStats, Want
 from paceline.engine.target_checks import CommandChecks
 from paceline.engine.target_session import Entry, Session, Work
-from paceline.errors import CapacityExceeded, ConfigurationError, InvalidArgument, ModelError, PacelineError
+from paceline.errors import CapacityExceeded, ConfigurationError, ModelError, PacelineError
 from paceline.kv_usage import KvUsage
 from paceline.messages import (
     Evicted,
@@ -106,7 +106,7 @@ class TargetEngine:
         self._eos_token_ids = eos_token_ids
         self._vocab_size = min(vocab_size or runner.info.vocab_size, runner.info.vocab_size)
         self._max_model_len = runner.info.max_model_len
-        self._checks = CommandChecks(self._vocab_size, self._max_model_len)
+        self._checks = CommandChecks(self._vocab_size, self._max_model_len, runner.pool.capacity_tokens)
         self._clock = clock
         self._scheduler = Scheduler(
             runner.pool,
@@ -173,7 +173,7 @@ class TargetEngine:
 
     @property
     def kv_pages_in_use(self) -> int:
-        """Pages of the pool that are taken."""
+        """Pages that sessions hold."""
         return self._runner.pool.pages_in_use
 
     def kv_len(self, session: str) -> int | None:
@@ -202,10 +202,10 @@ class TargetEngine:
             holder.kv.rollback(min(common_prefix_len(held.log.tokens, log.tokens), len(log) - 1))
             self._scheduler.adopt(holder, log.tokens)
             self._queue.pop(command.session, None)
-        self._stuck_until_s = -math.inf
         self._sessions[command.session] = Session(
             command.epoch, log, holder, command.sampling, command.generation_start, command.rule
         )
+        self._changed()
         num_rows = holder.kv.num_rows
         return Opened(command.session, command.epoch, kv_len=num_rows, cached_len=num_rows)
 
@@ -222,7 +222,7 @@ class TargetEngine:
             return Evicted(command.session, command.epoch, command.round)
         try:
             self._checks.check_verify(command, session.rule)
-        except InvalidArgument as error:
+        except PacelineError as error:
             return _failed(command, error)
         start = command.base_len - len(command.catch_up)
         # Rows stay true up to where catch_up says something else than the log did.
@@ -242,7 +242,7 @@ class TargetEngine:
         session.work = Work(command, cut, time.monotonic_ns())
         self._queue.pop(command.session, None)
         self._queue[command.session] = None
-        self._stuck_until_s = -math.inf
+        self._changed()
         return None
 
     def close(self, session: str) -> bool:
@@ -252,7 +252,7 @@ class TargetEngine:
         if held is None:
             return False
         self._scheduler.forget(held.holder)
-        self._stuck_until_s = -math.inf
+        self._changed()
         return True
 
     # --- passes ---------------------------------------------------------------------------------------------------
@@ -262,8 +262,8 @@ class TargetEngine:
         entries = self._entries()
         plan = self._scheduler.plan([entry.want for entry in entries])
         parts = plan.parts
-        self._num_blocked = plan.num_blocked
         self._last_pass = PassSize(len(parts), sum(part.sequence.num_tokens for part in parts))
+        self._changed()
         if not parts:
             self._stuck_until_s = self._clock() + plan.retry_in_s
             return []
@@ -330,6 +330,11 @@ class TargetEngine:
                 "again when other sessions have ended"
             )
         return holder
+
+    def _changed(self) -> None:
+        """Commands or passes have changed what waits."""
+        self._stuck_until_s = -math.inf
+        self._num_blocked = sum(self._sessions[name].holder.blocked for name in self._queue)
 
     def _entries(self) -> list[Entry]:
         entries: list[Entry] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.errors import InvalidArgument
+from paceline.errors import CapacityExceeded, InvalidArgument
 from paceline.messages import AcceptanceRule, Open, Verify
 
 
@@ -19,10 +19,12 @@ class CommandChecks:
     Attributes:
         vocab_size: token ids are in [0, vocab_size).
         max_model_len: most tokens of a session.
+        capacity_tokens: rows that the pool holds for all sessions.
     """
 
     vocab_size: int
     max_model_len: int
+    capacity_tokens: int
 
     def check_open(self, command: Open) -> None:
         """Checks a prompt.
@@ -48,12 +50,17 @@ class CommandChecks:
 
         Raises:
             InvalidArgument: it cannot be judged.
+            CapacityExceeded: the session has outgrown the whole pool.
         """
         if not max(1, len(command.catch_up)) <= command.base_len < self.max_model_len:
             raise InvalidArgument(
                 f"base_len {command.base_len} must be at least the length of catch_up ({len(command.catch_up)}) and "
                 f"below the context of {self.max_model_len} tokens",
                 field="base_len",
+            )
+        if command.base_len > self.capacity_tokens:
+            raise CapacityExceeded(
+                f"the session has {command.base_len} tokens and all pages of the KV pool hold {self.capacity_tokens}"
             )
         self._check_ids(command.catch_up, "catch_up")
         if rule is AcceptanceRule.RATIO:

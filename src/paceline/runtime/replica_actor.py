@@ -5,7 +5,7 @@ Each turn of the loop:
 1. take all commands that have gathered (wait for one only if no pass is due);
 2. apply each to the sessions; one that raises fails alone;
 3. close orphans whose time is over;
-4. if a pass is due, run it in the model's thread and apply its results.
+4. if a pass is due and need not wait for more commands, run it in the model's thread and apply its results.
 
 Nothing else touches the sessions or the model, and while a pass runs nobody does. `Close`, the room for sessions and
 the rule of epochs are the same for both and decided here; what other commands and results mean the subclass decides.
@@ -123,6 +123,10 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
     @abstractmethod
     def pass_due(self) -> bool:
         """Whether the model has something to do."""
+
+    def pass_delay_s(self) -> float:
+        """For how long the pass that is due should wait for more commands, in seconds; 0: it begins now."""
+        return 0.0
 
     @abstractmethod
     def run_pass(self) -> ResultT:
@@ -261,7 +265,7 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         for session in self.routes.expired():
             logger.info("orphan closed", extra={"session": session})
             self.close_session(session, Unavailable("no stream spoke for the session in time"))
-        if self.pass_due():
+        if self.pass_due() and self.pass_delay_s() <= 0:
             self._checked = False
             await self._pass()
         if not self.num_sessions:
@@ -269,19 +273,24 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
             self._no_sessions.set()
 
     async def _next_letters(self) -> list[Letter[CommandT, EventT] | _StreamEnded[EventT]]:
-        if self.pass_due():
+        waits: list[float] = []  # for a command, in seconds
+        is_due = self.pass_due()
+        if is_due:
             if self._mailbox.draining:
                 raise MailboxStopped(self.name)
-            return self._mailbox.take()
+            waits.append(self.pass_delay_s())
+            if waits[0] <= 0:
+                return self._mailbox.take()
         deadline_s = self.routes.next_deadline_s()
-        wait_s = None if deadline_s is None else max(0.0, deadline_s - self.clock())
-        if not self._checked:
-            wait_s = self.limits.idle_check_s if wait_s is None else min(wait_s, self.limits.idle_check_s)
+        if deadline_s is not None:
+            waits.append(max(0.0, deadline_s - self.clock()))
+        if not is_due and not self._checked:
+            waits.append(self.limits.idle_check_s)
         try:
-            async with asyncio.timeout(wait_s):
+            async with asyncio.timeout(min(waits, default=None)):
                 return await self._mailbox.get_batch()
         except TimeoutError:
-            if not self._checked:
+            if not is_due and not self._checked:
                 self._checked = True
                 self.check_integrity()
             return []

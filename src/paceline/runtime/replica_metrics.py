@@ -44,7 +44,7 @@ class ReplicaCollector(Collector):
         actor, info, meter = self._actor, self._info, self._actor.meter
         usage = actor.kv_usage()
         yield "num_requests_running", "Sessions with work in the engine.", actor.num_working
-        yield "num_requests_waiting", "Commands that wait for the running pass to end.", actor.num_waiting
+        yield "num_requests_waiting", "Commands that wait for the running pass, or for room.", actor.num_waiting
         yield "sessions", "Sessions that are open.", actor.num_sessions
         yield "max_sessions", "Sessions that may be open at once.", info.max_sessions
         yield "open_streams", "Streams of gateways that are open.", self._num_streams()

@@ -137,9 +137,8 @@ class SequenceKV:
             return
         self._check_tokens(tokens)
         first = len(self._keys)
-        # A predecessor that this sequence does not hold itself may have been evicted, and these pages with it.
-        while first and table.page(self._keys[first - 1]) is None:
-            first -= 1
+        if first and table.page(self._keys[-1]) != self.pages[first - 1]:
+            return  # taken out of the table by another holder's `discard`: what continues it is not offered either
         while len(self._keys) < num_full:
             start = len(self._keys) * size
             self._keys.append(table.chain(self._last_key(table.root), tokens[start : start + size]))
@@ -171,6 +170,8 @@ class SequenceKV:
             return 0
         self._trim()
         self.publish(tokens)
+        if len(self._keys) != first:
+            return 0
         for index in range(first, (len(tokens) - 1) // size):
             key = table.chain(self._last_key(table.root), tokens[index * size : (index + 1) * size])
             page = table.page(key)
@@ -217,14 +218,12 @@ class SequenceKV:
             raise AssertionError(f"{len(self._keys)} keys for {self.num_rows} rows in pages of {size}")
         if table is None:
             return
-        for index, page in enumerate(self.pages):
-            key = table.key(page)
-            if key is None:
-                continue
-            if index * size >= self.num_rows:
-                raise AssertionError(f"page {page} holds no committed row of {self.num_rows} and is published")
-            if index < len(self._keys) and key != self._keys[index]:
-                raise AssertionError(f"page {page} at row {index * size} is published under the key of other tokens")
+        for page, key in zip(self.pages, self._keys, strict=False):
+            if table.key(page) not in (key, None):
+                raise AssertionError(f"page {page} is published under the key of other tokens")
+        for index in range(self._num_pages(self.num_rows), len(self.pages)):
+            if table.key(self.pages[index]) is not None:
+                raise AssertionError(f"page {self.pages[index]} holds no committed row and is published")
 
     def _last_key(self, root: bytes) -> bytes:
         return self._keys[-1] if self._keys else root

@@ -28,12 +28,14 @@ class Naive:
         tokens: committed tokens, one per row.
         stamps: who wrote each row.
         num_published: pages that must be found by others as long as this sequence lives.
+        doubtful: it shared pages with a sequence whose rows were discarded; what it publishes may not be found.
     """
 
     kv: SequenceKV
     tokens: list[int] = field(default_factory=list)
     stamps: list[int] = field(default_factory=list)
     num_published: int = 0
+    doubtful: bool = False
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -87,6 +89,7 @@ class PoolMachine(RuleBasedStateMachine):
         chain = text[len(sequence.tokens) : len(sequence.tokens) + num_chain] or text[:1]
         needed = self.num_pages_needed(sequence, len(chain) + len(nodes))
         before, available = list(sequence.kv.pages), self.pool.pages_available
+        assert sequence.kv.pages_to_reserve(len(chain) + len(nodes)) == max(needed, 0)
         if needed > available:
             message = f"{available} of {NUM_PAGES} pages free .* {needed} more are needed"
             with pytest.raises(CapacityExceeded, match=message):
@@ -129,6 +132,8 @@ class PoolMachine(RuleBasedStateMachine):
     def publish_by(self, sequence: Naive) -> None:
         sequence.kv.publish(sequence.tokens)
         self.read_again(sequence)
+        if sequence.doubtful:
+            return
         sequence.num_published = len(sequence.tokens) // PAGE_TOKENS
         other = self.pool.new_sequence()
         assert other.adopt([*sequence.tokens, 0]) == sequence.num_published * PAGE_TOKENS
@@ -150,10 +155,11 @@ class PoolMachine(RuleBasedStateMachine):
             return
         sequence.tokens = tokens[: before + gained]
         self.read_again(sequence)
-        sequence.num_published = len(sequence.tokens) // PAGE_TOKENS
+        if not sequence.doubtful:
+            sequence.num_published = len(sequence.tokens) // PAGE_TOKENS
         limit = (len(tokens) - 1) // PAGE_TOKENS
         for other in self.sequences:
-            for page in range(before // PAGE_TOKENS, min(other.num_published, limit)):
+            for page in range(before // PAGE_TOKENS, 0 if sequence.doubtful else min(other.num_published, limit)):
                 stop = (page + 1) * PAGE_TOKENS
                 assert stop <= before + gained or tokens[:stop] != other.tokens[:stop], "a published page is not found"
 
@@ -172,7 +178,9 @@ class PoolMachine(RuleBasedStateMachine):
                 sequence.kv.fork()
             return
         kv = sequence.kv.fork()
-        self.sequences.append(Naive(kv, list(sequence.tokens), list(sequence.stamps), sequence.num_published))
+        self.sequences.append(
+            Naive(kv, list(sequence.tokens), list(sequence.stamps), sequence.num_published, sequence.doubtful)
+        )
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
@@ -189,6 +197,18 @@ class PoolMachine(RuleBasedStateMachine):
         kv = self.pool.new_sequence()
         kv.reserve(min(num_pages, self.pool.pages_available) * PAGE_TOKENS)
         kv.free()
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def discard(self, data: st.DataObject) -> None:
+        sequence = self.some(data)
+        pages = set(sequence.kv.pages)
+        sequence.kv.discard()
+        sequence.tokens, sequence.stamps, sequence.num_published, sequence.doubtful = [], [], 0, False
+        for other in self.sequences:
+            shared = [index for index, page in enumerate(other.kv.pages) if page in pages]
+            if shared:
+                other.num_published, other.doubtful = min(other.num_published, shared[0]), True
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())

@@ -63,6 +63,16 @@ def test_a_sequence_with_rows_of_its_own_goes_on_with_found_ones_at_a_page_bound
     assert pool.pages_in_use == 3
 
 
+def test_found_pages_take_the_place_of_reserved_ones() -> None:
+    pool = make_pool()
+    published(pool, TEXT[:8])
+    kv = pool.new_sequence()
+    kv.reserve(12)
+    assert kv.adopt(TEXT[:9]) == 8
+    assert labels(pool, kv) == TEXT[:8]
+    assert pool.pages_in_use == 2
+
+
 def test_a_sequence_that_is_freed_leaves_what_it_published() -> None:
     pool = make_pool()
     published(pool, TEXT[:10]).free()
@@ -163,6 +173,37 @@ def test_compaction_after_a_shared_prefix_leaves_it_alone() -> None:
     second.commit(2, (2, 4))
     assert labels(pool, second) == [*TEXT[:7], 10, 11, 2, 4]
     assert labels(pool, first) == TEXT[:8]
+
+
+def test_discarded_rows_are_not_found_and_nothing_that_continues_them() -> None:
+    pool = make_pool(num_pages=16)
+    first = published(pool, TEXT[:8])
+    second = pool.new_sequence()
+    second.adopt(TEXT[:9])
+    first.discard()
+    assert first.pages == []
+    fill(pool, second, TEXT[8:12])
+    second.publish(TEXT[:12])
+    assert second.adopt(TEXT) == 0
+    assert pool.new_sequence().adopt(TEXT) == 0
+    assert labels(pool, second) == TEXT[:12]
+    again = published(pool, TEXT[:8])
+    second.publish(TEXT[:12])
+    assert second.pages[0] != again.pages[0]
+    assert pool.new_sequence().adopt(TEXT) == 8, "what was computed anew is offered, not what continues the old rows"
+    pool.check_integrity()
+
+
+def test_the_pool_tells_what_a_reservation_takes_and_what_sequences_would_free() -> None:
+    pool = make_pool()
+    first = published(pool, TEXT[:8])
+    second = pool.new_sequence()
+    second.adopt(TEXT[:9])
+    second.rollback(6)
+    assert [second.pages_to_reserve(count) for count in (1, 2, 3)] == [1, 1, 2], "one for the copy"
+    assert [first.pages_to_reserve(count) for count in (1, 4, 5)] == [1, 1, 2]
+    fill(pool, second, [1])
+    assert (pool.pages_of([first]), pool.pages_of([second]), pool.pages_of([first, second])) == (1, 1, 3)
 
 
 def test_a_fork_shares_full_pages_and_copies_the_partial_one() -> None:
@@ -396,7 +437,7 @@ def swap_two_pages(pool: KVPool, kv: SequenceKV) -> None:
         (hold_twice, "in 1 block tables, 2 counted"),
         (name_twice, "twice in block table"),
         (lose_a_page, "10 rows do not fit"),
-        (publish_a_partial_page, "holds no committed row of 10 and is published"),
+        (publish_a_partial_page, "holds no committed row and is published"),
         (publish_twice, "published under"),
         (retire_a_held_page, "one of the three must hold"),
         (swap_two_pages, "key of other tokens"),

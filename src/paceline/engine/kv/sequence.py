@@ -93,7 +93,10 @@ class SequenceKV:
         self._trim()
 
     def discard(self) -> None:
-        """Forgets all rows and takes them out of the prefix table: to be called when nobody can vouch for them."""
+        """Forgets all rows and takes them out of the prefix table: to be called when nobody can vouch for them.
+
+        Sequences that hold some of these pages keep them, and publish nothing that continues them.
+        """
         for page in self.pages:
             self._pool.unpublish(page)
         self.rollback(0)

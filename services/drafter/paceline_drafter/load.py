@@ -9,6 +9,7 @@ import torch
 
 from paceline.drafting.build import MethodSettings, RunnerKind, build_method
 from paceline.drafting.method import DraftJob, DraftMethod
+from paceline.engine.runner_options import Quantization
 from paceline.messages import DrafterCommand, DrafterEvent, ModelInfo, SamplingParams
 from paceline.model_source import default_name
 from paceline.quantize import Bits
@@ -77,6 +78,7 @@ def method_settings(settings: DrafterSettings) -> MethodSettings:
         draft_model=settings.model,
         runner=RunnerKind(settings.runner),
         bits=Bits(settings.quantize_bits),
+        quantization=Quantization(settings.quantization),
         device=settings.device,
         dtype=settings.dtype,
         kv_bytes=settings.kv_cache_bytes,

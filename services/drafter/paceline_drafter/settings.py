@@ -21,17 +21,19 @@ class DrafterSettings(ModelServiceSettings):
     """Draft model: a folder, GGUF file, hub id or built-in name; not needed for ngram."""
     model_name: str = ""
     """Name of the target model that this drafter drafts for; empty takes the name of `model`."""
-    runner: Literal["auto", "torch", "onnx"] = "auto"
-    """What runs the draft model: onnx quantises a model that is not quantised yet."""
+    runner: Literal["auto", "torch", "transformers", "onnx"] = "auto"
+    """What runs the draft model: torch batches sessions; onnx quantises a model that is not quantised yet."""
     quantize_bits: Literal["int8", "int4"] = "int8"
     """Width of the weights when `runner` onnx has to quantise."""
+    quantization: Literal["none", "int8", "int4"] = "none"
+    """Width of the weights with `runner` torch on a CPU; refused where that is slower."""
     kv_cache_bytes: int = Field(default=512 * 2**20, ge=2**20)
-    """Memory for key/value rows, in bytes; onnx gives each of `max_sessions` an equal part."""
-    max_sessions: int = Field(default=8, ge=1)
-    """Draft sessions at once."""
+    """Memory for key/value rows, in bytes; all sessions share it."""
+    max_sessions: int = Field(default=256, ge=1)
+    """Draft sessions at once; those that draft nothing at the moment give up their rows where others need room."""
     max_model_len: int | None = Field(default=None, ge=8)
     """Most tokens of a session; none for the model's own limit or what `kv_cache_bytes` leaves."""
-    max_batch_tokens: int = Field(default=256, ge=1)
+    max_batch_tokens: int = Field(default=256, ge=3)
     """Most tokens of one pass; longer contexts are fed in steps."""
     max_draft_tokens: int = Field(default=16, ge=1)
     """Most tokens of one proposal."""

@@ -13,6 +13,7 @@ from paceline.drafting.method import DraftMethod
 from paceline.drafting.ngram import NgramMethod
 from paceline.drafting.onnx_runner import OnnxDraftRunner, is_onnx_model
 from paceline.drafting.torch_runner import TorchDraftRunner
+from paceline.engine.runner_options import Quantization, RunnerChoice, RunnerOptions
 from paceline.errors import ConfigurationError
 from paceline.method_names import METHOD_NAMES
 from paceline.model_source import Progress, resolve
@@ -24,8 +25,11 @@ class RunnerKind(Enum):
     """What runs the draft model."""
 
     AUTO = "auto"
-    """ONNX for a folder that holds such a model, else torch."""
+    """ONNX for a folder that holds such a model, else the engine."""
     TORCH = "torch"
+    """The engine: its native runner for a model that it knows, else the one of `transformers`."""
+    TRANSFORMERS = "transformers"
+    """The engine, with the runner of `transformers`."""
     ONNX = "onnx"
     """ONNX; a model that is not one is quantised first, once."""
 
@@ -40,12 +44,12 @@ class MethodSettings:
             `paceline quantize` selects the ONNX runner.
         runner: what runs it.
         bits: width of the weights when `runner` asks for a quantised copy.
-        device: of the torch runner.
-        dtype: of the torch runner: `float32`, `bfloat16` or `float16`.
-        kv_bytes: memory for key/value rows. The torch runner's sessions share it; with the ONNX runner each has an
-            equal part, which limits its length.
+        quantization: of the weights in the engine's native runner.
+        device: of the engine.
+        dtype: of the engine: `float32`, `bfloat16` or `float16`.
+        kv_bytes: memory for key/value rows, which all sessions share.
         num_threads: threads of a pass of the ONNX runner; torch's are the process's own.
-        max_sessions: sessions at once; 0 leaves it to `kv_bytes` with the torch runner and is refused by the ONNX one.
+        max_sessions: sessions at once; 0 for any number.
         max_model_len: most tokens of a session; None for what the model and `kv_bytes` allow.
         max_batch_tokens: most tokens of a pass; longer contexts are fed in steps.
         prompt_lookup_min: shortest suffix that `ngram` looks up.
@@ -56,11 +60,12 @@ class MethodSettings:
     draft_model: str = ""
     runner: RunnerKind = RunnerKind.AUTO
     bits: Bits = Bits.INT8
+    quantization: Quantization = Quantization.NONE
     device: str = "cpu"
     dtype: str = "float32"
     kv_bytes: int = 512 << 20
     num_threads: int = 1
-    max_sessions: int = 8
+    max_sessions: int = 0
     max_model_len: int | None = None
     max_batch_tokens: int = 256
     prompt_lookup_min: int = 3
@@ -104,22 +109,33 @@ def _one_method(name: str, settings: MethodSettings, progress: Progress) -> Draf
         vocabulary=tokenizer.vocabulary,
         vocab_limit=tokenizer.vocab_size,
         eos_token_ids=tokenizer.eos_token_ids,
-        max_batch_tokens=settings.max_batch_tokens,
     )
 
 
 def _model_folder(settings: MethodSettings, progress: Progress) -> Path:
     path = Path(settings.draft_model).expanduser()
     if is_onnx_model(path):
-        if settings.runner is RunnerKind.TORCH:
+        if settings.runner in {RunnerKind.TORCH, RunnerKind.TRANSFORMERS}:
             raise ConfigurationError(
-                f"{path} holds an ONNX model, which the torch runner cannot load: set runner to onnx or auto",
+                f"{path} holds an ONNX model, which runner {settings.runner.value} cannot load: set runner to onnx or "
+                "auto",
                 field="runner",
             )
+        _refuse_quantization(settings)
         return path
     if settings.runner is RunnerKind.ONNX:
+        _refuse_quantization(settings)
         return quantize(settings.draft_model, bits=settings.bits, progress=progress)
     return resolve(settings.draft_model, progress=progress)
+
+
+def _refuse_quantization(settings: MethodSettings) -> None:
+    if settings.quantization is not Quantization.NONE:
+        raise ConfigurationError(
+            f"quantization {settings.quantization.value} is for models that the engine runs, and this one runs with "
+            "onnx: set runner to torch, or quantization to none and quantize_bits to the width you want",
+            field="quantization",
+        )
 
 
 def _runner(folder: Path, settings: MethodSettings) -> DraftRunner:
@@ -129,6 +145,7 @@ def _runner(folder: Path, settings: MethodSettings) -> DraftRunner:
             kv_bytes=settings.kv_bytes,
             max_sessions=settings.max_sessions,
             max_model_len=settings.max_model_len,
+            max_batch_tokens=settings.max_batch_tokens,
             num_threads=settings.num_threads,
         )
     return _torch_runner(folder, settings)
@@ -138,8 +155,13 @@ def _torch_runner(folder: Path, settings: MethodSettings) -> DraftRunner:
     # Here, because these import `transformers`, which takes seconds and the ONNX runner does without.
     from paceline.engine.load_runner import load_runner
     from paceline.engine.loader import ModelDtype
-    from paceline.engine.runner_options import RunnerOptions
 
-    options = RunnerOptions(kv_bytes=settings.kv_bytes, max_model_len=settings.max_model_len)
+    generic = settings.runner is RunnerKind.TRANSFORMERS
+    options = RunnerOptions(
+        kv_bytes=settings.kv_bytes,
+        max_model_len=settings.max_model_len,
+        runner=RunnerChoice.TRANSFORMERS if generic else RunnerChoice.AUTO,
+        quantization=settings.quantization,
+    )
     runner = load_runner(folder, dtype=ModelDtype(settings.dtype), device=settings.device, options=options)
-    return TorchDraftRunner(runner, settings.max_sessions)
+    return TorchDraftRunner(runner, settings.max_sessions, settings.max_batch_tokens)

@@ -1,6 +1,6 @@
 """What the method `draft_model` asks of a model: feed tokens to sessions, tell the logits after the last one.
 
-Two implementations: `torch_runner` runs any `transformers` model and batches sessions into one pass; `onnx_runner` runs
+Two implementations: `torch_runner` runs any model of the engine and batches sessions into one pass; `onnx_runner` runs
 a quantised copy with onnxruntime-genai, session by session. Neither knows of drafts, sampling or the rollback rule.
 """
 
@@ -41,15 +41,17 @@ class Feed:
 
     Attributes:
         session: an open session.
+        tokens: its tokens from the first on; those of [keep_rows, len(tokens)) are to be fed, at least one.
         keep_rows: rows [0, keep_rows) stay, at most those it holds; the others are dropped first.
-        tokens: tokens fed at positions [keep_rows, keep_rows + len(tokens)); at least one.
         wants_logits: whether the logits after the last token are needed.
+        is_context: whether the tokens are committed or assumed ones, whose rows others may share; not so for drafts.
     """
 
     session: str
-    keep_rows: int
     tokens: Sequence[int]
+    keep_rows: int = 0
     wants_logits: bool = True
+    is_context: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,8 @@ class FeedResult:
     """What became of a `Feed`.
 
     Attributes:
-        logits: float32 # [vocab_size], valid until the next pass; None where not wanted or on error.
+        logits: after the last token, float32 # [vocab_size], valid until the next pass; None where not wanted, on
+            error, and where tokens are left to be fed.
         error: why this session could not be fed; the others of the pass were.
     """
 
@@ -80,7 +83,10 @@ class DraftRunner(Protocol):
         """
 
     def rows(self, session: str) -> int:
-        """Key/value rows that the session holds; 0 for an unknown one."""
+        """Key/value rows that the session holds; 0 for an unknown one.
+
+        They become fewer between passes where another session needs the room.
+        """
 
     def kv_usage(self) -> KvUsage:
         """Room taken now; may be asked from any thread, at any time."""
@@ -88,9 +94,13 @@ class DraftRunner(Protocol):
     def forward(self, batch: Sequence[Feed]) -> list[FeedResult]:
         """Runs one pass over distinct sessions.
 
-        A session that was fed holds `keep_rows + len(tokens)` rows afterwards; one with an error holds `rows(session)`
-        rows, at most `keep_rows`, that are still right.
+        A pass has limits, so a session may be fed some of its tokens, or none: `rows` tells how far it got, and the
+        rest is fed by the next pass. One that is fed anything is as good as one fed alone. At least one gets on.
+        Afterwards each session's rows are those of its first `rows(session)` tokens, also if there was an error.
         """
+
+    def discard(self, session: str) -> None:
+        """Forgets the rows of a session and what others could share of them, because they may be wrong."""
 
     def close(self, session: str) -> None:
         """Frees what the session holds; unknown sessions are closed already."""

@@ -1,9 +1,13 @@
 """The `DraftRunner` on onnxruntime-genai: a quantised model on a CPU, one generator per session.
 
 A generator computes one sequence; `append_tokens` runs a pass over the new tokens, `get_logits` tells the logits after
-the last of them, and `rewind_to` forgets rows exactly. A generator's rows live in one buffer for the longest context,
-allocated and cleared when it is made. So generators are made on first need and used again after a session has closed,
-and the longest context is what the memory budget allows for each of them.
+the last of them, and `rewind_to` forgets rows exactly. More sequences in one generator do not serve drafting: they must
+have one length (`append_tokens` takes a padded block, once), and only to 0 can they be rewound. The runtime's own
+engine, which batches ragged requests, tells tokens and not logits. So the sessions of a step run one after the other.
+
+A generator's rows live in one buffer, allocated and cleared when it is made. Sessions begin with a small one and change
+to one of twice the size when it is full, which computes their rows again. All buffers together stay within the memory
+budget: the least recently fed session loses its buffer, and is fed again from the start when it drafts next.
 
 Models come from `paceline.quantize`, or from anywhere else that the runtime's builder made them for a CPU.
 """
@@ -13,7 +17,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +38,7 @@ DEFAULT_KV_BYTES = 512 << 20
 MIN_SESSION_TOKENS = 64
 """Shorter contexts are not worth a draft model."""
 
+_FIRST_BUFFER_TOKENS = 256
 _FLOAT_BYTES = 4
 
 
@@ -44,6 +49,18 @@ class _ModelFacts:
     context_length: int
     vocab_size: int
     row_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    """A generator and the tokens it has room for."""
+
+    generator: Any
+    capacity: int
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.generator.token_count())
 
 
 def is_onnx_model(folder: Path) -> bool:
@@ -71,13 +88,14 @@ class OnnxDraftRunner:
 
     Args:
         folder: model with `genai_config.json`.
-        kv_bytes: memory for key/value rows; each session has an equal share, which may limit its length.
-        max_sessions: sessions at once, at least 1.
+        kv_bytes: memory for the key/value rows of all sessions together.
+        max_sessions: sessions at once; 0 for any number.
         max_model_len: most tokens of a session; None for what the model and the memory allow.
+        max_batch_tokens: most tokens fed in one step, all sessions together; a longer context takes several.
         num_threads: threads of a pass.
 
     Raises:
-        ConfigurationError: the runtime is not installed, or the memory is not enough for useful sessions.
+        ConfigurationError: the runtime is not installed, or the memory is not enough for a useful session.
         ModelError: the folder holds no model that can be loaded.
     """
 
@@ -86,13 +104,20 @@ class OnnxDraftRunner:
         folder: Path,
         *,
         kv_bytes: int = DEFAULT_KV_BYTES,
-        max_sessions: int = 8,
+        max_sessions: int = 0,
         max_model_len: int | None = None,
+        max_batch_tokens: int = 256,
         num_threads: int = 1,
     ) -> None:
+        if max_batch_tokens < 1:
+            raise ConfigurationError(
+                f"max_batch_tokens is {max_batch_tokens}; it must be at least 1", field="max_batch_tokens"
+            )
+        self._max_batch_tokens = max_batch_tokens
         self._runtime = load_runtime()
         facts = _read_facts(folder)
-        context = _session_len(facts, kv_bytes, max_sessions, max_model_len)
+        self._budget_tokens = kv_bytes // facts.row_bytes
+        context = _session_len(facts, kv_bytes, max_model_len)
         overlay = {
             "model": {
                 "decoder": {
@@ -112,11 +137,12 @@ class OnnxDraftRunner:
             vocab_size=facts.vocab_size,
             max_model_len=context,
             weights_bytes=sum(file.stat().st_size for file in folder.glob("*.onnx*")),
-            kv_bytes=max_sessions * context * facts.row_bytes,
+            kv_bytes=self._budget_tokens * facts.row_bytes,
             max_sessions=max_sessions,
         )
-        self._sessions: dict[str, Any] = {}  # None until the first tokens come
-        self._spare: list[Any] = []
+        # The least recently fed first; None before the first tokens and after the buffer went to another one.
+        self._sessions: dict[str, _Buffer | None] = {}
+        self._spare: list[_Buffer] = []
         self._warm_up()
 
     @property
@@ -126,41 +152,61 @@ class OnnxDraftRunner:
 
     def _warm_up(self) -> None:
         """The first pass allocates; better now than in the first request."""
-        generator = self._new_generator()
-        generator.append_tokens(np.zeros(1, dtype=np.int32))
-        self._spare.append(generator)
+        buffer = self._new_buffer(min(_FIRST_BUFFER_TOKENS, self._info.max_model_len))
+        buffer.generator.append_tokens(np.zeros(1, dtype=np.int32))
+        self._spare.append(buffer)
 
-    def _new_generator(self) -> Any:
-        return self._runtime.Generator(self._model, self._runtime.GeneratorParams(self._model))
+    def _new_buffer(self, capacity: int) -> _Buffer:
+        parameters = self._runtime.GeneratorParams(self._model)
+        parameters.set_search_options(max_length=capacity)
+        return _Buffer(self._runtime.Generator(self._model, parameters), capacity)
 
     def open(self, session: str) -> None:
         """Begins a session without rows."""
         limit = self._info.max_sessions
-        if session not in self._sessions and len(self._sessions) >= limit:
+        if limit and session not in self._sessions and len(self._sessions) >= limit:
             raise CapacityExceeded(f"all {limit} draft sessions are taken; try again when one has ended")
         self.close(session)
         self._sessions[session] = None
 
     def rows(self, session: str) -> int:
         """Key/value rows that the session holds; 0 for an unknown one."""
-        generator = self._sessions.get(session)
-        return 0 if generator is None else int(generator.token_count())
+        buffer = self._sessions.get(session)
+        return 0 if buffer is None else buffer.num_rows
 
     def kv_usage(self) -> KvUsage:
-        """Every open session has an equal share of the room for itself, filled or not."""
-        info = self._info
-        return KvUsage(len(self._sessions) * info.max_model_len, info.max_sessions * info.max_model_len)
+        """Buffers that sessions hold, filled or not."""
+        held = [buffer.capacity for buffer in list(self._sessions.values()) if buffer is not None]
+        return KvUsage(sum(held), self._budget_tokens)
 
     def forward(self, batch: Sequence[Feed]) -> list[FeedResult]:
         """Runs the sessions of a step one after the other; see `DraftRunner.forward`."""
-        return [self._feed(feed) for feed in batch]
+        results = [FeedResult()] * len(batch)
+        for feed in batch:
+            buffer = self._sessions[feed.session]
+            if buffer is not None:
+                buffer.generator.rewind_to(feed.keep_rows)
+        budget = self._max_batch_tokens
+        # Short feeds first: a running draft does not wait for a long prompt.
+        fed: set[str] = set()
+        for index in sorted(range(len(batch)), key=lambda index: len(batch[index].tokens) - batch[index].keep_rows):
+            feed = batch[index]
+            buffer = self._buffer(feed.session, len(feed.tokens), fed) if budget > 0 else None
+            if buffer is None:
+                continue
+            start = buffer.num_rows
+            stop = min(len(feed.tokens), start + budget)
+            budget -= stop - start
+            fed.add(feed.session)
+            results[index] = self._feed(buffer, feed, start, stop)
+        return results
 
-    def _feed(self, feed: Feed) -> FeedResult:
+    def _feed(self, buffer: _Buffer, feed: Feed, start: int, stop: int) -> FeedResult:
+        """Feeds tokens [start, stop)."""
+        generator = buffer.generator
         try:
-            generator = self._generator(feed.session)
-            generator.rewind_to(feed.keep_rows)
-            generator.append_tokens(np.asarray(feed.tokens, dtype=np.int32))
-            if not feed.wants_logits:
+            generator.append_tokens(np.asarray(feed.tokens[start:stop], dtype=np.int32))
+            if stop < len(feed.tokens) or not feed.wants_logits:
                 return FeedResult()
             # [1, 1, vocab_size] or [1, num_tokens, vocab_size], as the model was built
             logits = generator.get_logits()[0, -1]
@@ -171,31 +217,69 @@ class OnnxDraftRunner:
             return FeedResult(error=ModelError(f"the draft model failed: {error}"))
         return FeedResult(logits=torch.from_numpy(logits))
 
-    def _generator(self, session: str) -> Any:
-        generator = self._sessions[session]
-        if generator is None:
-            generator = self._spare.pop() if self._spare else self._new_generator()
-            generator.rewind_to(0)
-            self._sessions[session] = generator
-        return generator
+    def _buffer(self, session: str, num_tokens: int, fed: Collection[str]) -> _Buffer | None:
+        """The session's buffer with room for so many tokens, perhaps a new one; None if there is no memory for it.
+
+        Sessions that are not `fed` in this step may lose theirs for it.
+        """
+        buffer = self._sessions.pop(session)
+        self._sessions[session] = buffer
+        if buffer is not None and buffer.capacity >= num_tokens:
+            return buffer
+        if buffer is not None:
+            self._sessions[session] = None
+            self._spare.append(buffer)
+        fitting = [spare for spare in self._spare if spare.capacity >= num_tokens]
+        if fitting:
+            found = min(fitting, key=lambda spare: spare.capacity)
+            self._spare.remove(found)
+            found.generator.rewind_to(0)
+            self._sessions[session] = found
+            return found
+        capacity = _FIRST_BUFFER_TOKENS
+        while capacity < num_tokens:
+            capacity *= 2
+        capacity = min(capacity, self._info.max_model_len)
+        if not self._free(capacity, fed):
+            return None
+        buffer = self._sessions[session] = self._new_buffer(capacity)
+        return buffer
+
+    def _free(self, capacity: int, kept: Collection[str]) -> bool:
+        """Lets go of buffers until one of `capacity` tokens fits the budget; whether that succeeded."""
+        while True:
+            buffers = [buffer for buffer in (*self._sessions.values(), *self._spare) if buffer is not None]
+            if sum(buffer.capacity for buffer in buffers) + capacity <= self._budget_tokens:
+                return True
+            if self._spare:
+                del self._spare[0]
+                continue
+            victim = next((name for name, held in self._sessions.items() if held and name not in kept), None)
+            if victim is None:
+                return False
+            self._sessions[victim] = None
+
+    def discard(self, session: str) -> None:
+        """Forgets the session's rows."""
+        buffer = self._sessions[session]
+        if buffer is not None:
+            buffer.generator.rewind_to(0)
 
     def close(self, session: str) -> None:
         """Ends the session and keeps its buffer for the next one."""
-        generator = self._sessions.pop(session, None)
-        if generator is not None:
-            self._spare.append(generator)
+        buffer = self._sessions.pop(session, None)
+        if buffer is not None:
+            self._spare.append(buffer)
 
 
-def _session_len(facts: _ModelFacts, kv_bytes: int, max_sessions: int, max_model_len: int | None) -> int:
+def _session_len(facts: _ModelFacts, kv_bytes: int, max_model_len: int | None) -> int:
     """Most tokens of a session."""
-    if max_sessions < 1:
-        raise ConfigurationError(f"max_sessions is {max_sessions}; it must be at least 1", field="max_sessions")
-    affordable = kv_bytes // (max_sessions * facts.row_bytes)
-    if affordable < min(MIN_SESSION_TOKENS, facts.context_length):
-        needed = MIN_SESSION_TOKENS * max_sessions * facts.row_bytes
+    affordable = kv_bytes // facts.row_bytes
+    least = min(MIN_SESSION_TOKENS, facts.context_length)
+    if affordable < least:
         raise ConfigurationError(
-            f"{kv_bytes} bytes hold {affordable} tokens for each of {max_sessions} draft sessions; at least {needed} "
-            f"bytes ({MIN_SESSION_TOKENS} tokens each) are needed, or fewer sessions",
+            f"{kv_bytes} bytes hold the rows of {affordable} tokens; at least {least * facts.row_bytes} bytes "
+            f"({least} tokens) are needed",
             field="kv_bytes",
         )
     return min(facts.context_length, affordable, max_model_len or facts.context_length)

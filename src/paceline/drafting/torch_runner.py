@@ -1,4 +1,9 @@
-"""The `DraftRunner` on the engine's `ModelRunner`: all sessions of a step share one pass."""
+"""The `DraftRunner` on the engine: all sessions of a step share one pass, and one pool of pages.
+
+Rows are only ever a saving of time: a session that lost them is fed its context again. So a full pool fails no draft;
+the engine's scheduler takes pages from sessions that draft nothing at the moment, and else lets the one that came later
+wait. Rows of equal beginnings are computed once and shared.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,8 @@ from collections.abc import Sequence
 import torch
 
 from paceline.drafting.draft_runner import DraftRunnerInfo, Feed, FeedResult
-from paceline.engine.kv.pool import SequenceKV
-from paceline.engine.runner import ModelRunner, SequencePass
+from paceline.engine.runner import ModelRunner
+from paceline.engine.scheduler import Holder, Part, Scheduler, SchedulerOptions, SchedulerStats, Want
 from paceline.errors import CapacityExceeded, ModelError, PacelineError
 from paceline.kv_usage import KvUsage
 
@@ -21,16 +26,24 @@ class TorchDraftRunner:
 
     Args:
         runner: the model with its key/value pool.
-        max_sessions: sessions at once; 0 when only the pool bounds them.
+        max_sessions: sessions at once; 0 for any number: they share the pool.
+        max_batch_tokens: most tokens of a pass; a longer context is fed in several.
+
+    Raises:
+        ConfigurationError: a pass is too short.
     """
 
-    def __init__(self, runner: ModelRunner, max_sessions: int = 0) -> None:
+    def __init__(self, runner: ModelRunner, max_sessions: int = 0, max_batch_tokens: int = 256) -> None:
         self._runner = runner
-        self._sequences: dict[str, SequenceKV] = {}
+        # A session without a draft under way has no claim to its rows: they are a saving of time.
+        self._scheduler = Scheduler(
+            runner.pool, SchedulerOptions(max_batch_tokens=max_batch_tokens, idle_preempt_s=0.0)
+        )
+        self._holders: dict[str, Holder] = {}
         facts = runner.info
         self._info = DraftRunnerInfo(
             vocab_size=facts.vocab_size,
-            max_model_len=facts.max_model_len,
+            max_model_len=min(facts.max_model_len, runner.pool.capacity_tokens),
             weights_bytes=facts.weights_bytes,
             kv_bytes=facts.kv_bytes,
             max_sessions=max_sessions,
@@ -41,18 +54,23 @@ class TorchDraftRunner:
         """Facts about the model."""
         return self._info
 
+    @property
+    def stats(self) -> SchedulerStats:
+        """How often sessions lost their rows to others, and how many rows they shared."""
+        return self._scheduler.stats
+
     def open(self, session: str) -> None:
         """Begins a session without rows."""
         limit = self._info.max_sessions
-        if limit and session not in self._sequences and len(self._sequences) >= limit:
+        if limit and session not in self._holders and len(self._holders) >= limit:
             raise CapacityExceeded(f"all {limit} draft sessions are taken; try again when one has ended")
         self.close(session)
-        self._sequences[session] = self._runner.new_sequence()
+        self._holders[session] = self._scheduler.register(self._runner.new_sequence())
 
     def rows(self, session: str) -> int:
         """Key/value rows that the session holds; 0 for an unknown one."""
-        kv = self._sequences.get(session)
-        return 0 if kv is None else kv.num_rows
+        holder = self._holders.get(session)
+        return 0 if holder is None else holder.kv.num_rows
 
     def kv_usage(self) -> KvUsage:
         """Pages of the pool that are taken."""
@@ -60,50 +78,49 @@ class TorchDraftRunner:
 
     def forward(self, batch: Sequence[Feed]) -> list[FeedResult]:
         """Runs one pass; see `DraftRunner.forward`."""
-        results: list[FeedResult] = [FeedResult()] * len(batch)
-        ready: list[int] = []
-        for index, feed in enumerate(batch):
-            kv = self._sequences[feed.session]
-            kv.rollback(feed.keep_rows)
-            try:
-                kv.reserve(len(feed.tokens))
-            except CapacityExceeded as error:
-                results[index] = FeedResult(error=error)
-            else:
-                ready.append(index)
-        outcomes = self._run([batch[index] for index in ready])
-        for index, outcome in zip(ready, outcomes, strict=True):
-            results[index] = outcome
-        return results
-
-    def _run(self, batch: Sequence[Feed]) -> list[FeedResult]:
         if not batch:
             return []
-        parts = [
-            SequencePass(
-                kv=self._sequences[feed.session], tokens=tuple(feed.tokens), num_logits=1 if feed.wants_logits else 0
-            )
-            for feed in batch
-        ]
+        wants: list[Want] = []
+        for feed in batch:
+            holder = self._holders[feed.session]
+            holder.kv.rollback(feed.keep_rows)
+            wants.append(Want(holder, feed.tokens, wants_logits=feed.wants_logits))
+        parts = self._scheduler.plan(wants).parts
+        if not parts:
+            error = CapacityExceeded(f"the KV pool of {self._runner.pool.capacity_tokens} tokens is too small")
+            return [FeedResult(error=error)] * len(batch)
+        results = [FeedResult()] * len(batch)
+        for part, result in zip(parts, self._run(parts, batch), strict=True):
+            results[part.index] = result
+        return results
+
+    def _run(self, parts: Sequence[Part], batch: Sequence[Feed]) -> list[FeedResult]:
         try:
-            outputs = self._runner.forward(parts)
+            outputs = self._runner.forward([part.sequence for part in parts])
         except Exception as error:
             # Whatever a model raises: the sessions that are not at fault must go on, so each is tried alone.
-            if len(batch) > 1:
-                return [result for feed in batch for result in self._run([feed])]
-            _log.warning("draft session %s cannot be fed: %s", batch[0].session, error)
-            parts[0].kv.commit(0)
+            if len(parts) > 1:
+                return [result for part in parts for result in self._run([part], batch)]
+            _log.warning("draft session %s cannot be fed: %s", batch[parts[0].index].session, error)
+            parts[0].sequence.kv.commit(0)
             failure = error if isinstance(error, PacelineError) else ModelError(f"the draft model failed: {error}")
             return [FeedResult(error=failure)]
-        return [self._keep(feed, part, logits) for feed, part, logits in zip(batch, parts, outputs, strict=True)]
+        return [self._keep(part, batch[part.index], logits) for part, logits in zip(parts, outputs, strict=True)]
 
     @staticmethod
-    def _keep(feed: Feed, part: SequencePass, logits: torch.Tensor) -> FeedResult:
-        part.kv.commit(len(feed.tokens))
-        return FeedResult(logits=logits[-1] if feed.wants_logits else None)
+    def _keep(part: Part, feed: Feed, logits: torch.Tensor) -> FeedResult:
+        kv = part.sequence.kv
+        kv.commit(len(part.sequence.tokens))
+        if feed.is_context:
+            kv.publish(feed.tokens)
+        return FeedResult(logits=logits[-1] if len(logits) else None)
+
+    def discard(self, session: str) -> None:
+        """Forgets the session's rows and takes them out of the others' reach."""
+        self._holders[session].kv.discard()
 
     def close(self, session: str) -> None:
         """Frees the session's rows."""
-        kv = self._sequences.pop(session, None)
-        if kv is not None:
-            kv.free()
+        holder = self._holders.pop(session, None)
+        if holder is not None:
+            self._scheduler.forget(holder)

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.drafting import onnx_runner
 from paceline.drafting.draft_model import DraftModelMethod
 from paceline.drafting.draft_runner import Feed
 from paceline.drafting.method import DraftJob
-from paceline.drafting.onnx_runner import OnnxDraftRunner, is_onnx_model
+from paceline.drafting.onnx_runner import DEFAULT_KV_BYTES, OnnxDraftRunner, is_onnx_model
 from paceline.engine.sampling import DraftRow, draft_tokens
 from paceline.errors import CapacityExceeded, ConfigurationError, ModelError
 from paceline.kv_usage import KvUsage
@@ -22,6 +23,8 @@ from tests.integration.drafting.conftest import TINY_CONTEXT, TINY_VOCAB
 from tests.unit.drafting.rounds import GREEDY, HOT, SAMPLED, draft
 
 PROMPT = (1, 12, 53, 4, 95, 6, 77)
+ROW_BYTES = 2 * 2 * 2 * 16 * 4
+"""Keys and values of 2 layers with 2 heads of 16 float32 numbers."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +40,8 @@ def runner(shared_runner: OnnxDraftRunner) -> OnnxDraftRunner:
 
 
 def logits_after(runner: OnnxDraftRunner, session: str, keep_rows: int, tokens: Sequence[int]) -> torch.Tensor:
-    result = runner.forward([Feed(session, keep_rows, tokens)])[0]
+    """The logits after tokens of which the first `keep_rows` are there already."""
+    result = runner.forward([Feed(session, tokens, keep_rows)])[0]
     assert result.error is None
     assert result.logits is not None
     return result.logits.clone()
@@ -46,8 +50,8 @@ def logits_after(runner: OnnxDraftRunner, session: str, keep_rows: int, tokens: 
 def from_nothing(runner: OnnxDraftRunner, tokens: Sequence[int]) -> torch.Tensor:
     """Logits after the tokens, fed one by one into a session that held nothing."""
     runner.open("oracle")
-    for row, token in enumerate(tokens):
-        logits = logits_after(runner, "oracle", row, [token])
+    for row in range(len(tokens)):
+        logits = logits_after(runner, "oracle", row, tokens[: row + 1])
     runner.close("oracle")
     return logits
 
@@ -70,10 +74,10 @@ def test_rewinding_is_exact(runner: OnnxDraftRunner) -> None:
     runner.open("s")
     logits_after(runner, "s", 0, PROMPT)
     for keep_rows in (7, 6, 3, 1, 0):
-        rest = (9, 8, 7)
-        rewound = logits_after(runner, "s", keep_rows, rest)
+        tokens = (*PROMPT[:keep_rows], 9, 8, 7)
+        rewound = logits_after(runner, "s", keep_rows, tokens)
         assert runner.rows("s") == keep_rows + 3
-        torch.testing.assert_close(rewound, from_nothing(runner, [*PROMPT[:keep_rows], *rest]), atol=1e-4, rtol=0)
+        torch.testing.assert_close(rewound, from_nothing(runner, tokens), atol=1e-4, rtol=0)
         logits_after(runner, "s", 0, PROMPT)
 
 
@@ -115,8 +119,8 @@ def test_drafts_and_rows_after_acceptance_none_partial_and_full(
         method.close("s")
 
 
-def test_superseded_and_assumed_contexts_leave_rows_right(runner: OnnxDraftRunner) -> None:
-    method = DraftModelMethod(runner, max_batch_tokens=4)
+def test_superseded_and_assumed_contexts_leave_rows_right(runner: OnnxDraftRunner, tiny_onnx_dir: Path) -> None:
+    method = DraftModelMethod(OnnxDraftRunner(tiny_onnx_dir, max_batch_tokens=4))
     method.open("s")
     context = [*PROMPT]
     for steps, dropped, appended in ((1, 0, (5,)), (2, 3, (5, 6)), (4, 0, ()), (1, 6, (8, 9, 10, 11, 12)), (3, 2, ())):
@@ -164,7 +168,7 @@ def test_an_error_ends_that_session_s_draft_only(runner: OnnxDraftRunner) -> Non
     runner.open("bad")
     runner.open("good")
     logits_after(runner, "bad", 0, PROMPT)
-    results = runner.forward([Feed("bad", 3, [TINY_VOCAB + 5]), Feed("good", 0, PROMPT)])
+    results = runner.forward([Feed("bad", [*PROMPT[:3], TINY_VOCAB + 5], 3), Feed("good", PROMPT)])
     assert isinstance(results[0].error, ModelError)
     assert results[0].logits is None
     assert runner.rows("bad") == 0
@@ -184,24 +188,54 @@ def test_drafts_stop_at_the_context_limit(tiny_onnx_dir: Path) -> None:
         method.check_integrity()
 
 
-def test_the_memory_is_shared_out_equally(tiny_onnx_dir: Path) -> None:
-    row_bytes = 2 * 2 * 2 * 16 * 4
-    runner = OnnxDraftRunner(tiny_onnx_dir, kv_bytes=4 * 70 * row_bytes + 17, max_sessions=4)
-    assert runner.info.max_model_len == 70
-    assert runner.info.kv_bytes == 4 * 70 * row_bytes
-    with pytest.raises(ConfigurationError, match="63 tokens for each of 4 draft sessions") as caught:
-        OnnxDraftRunner(tiny_onnx_dir, kv_bytes=4 * 63 * row_bytes, max_sessions=4)
+def test_sessions_share_the_memory(tiny_onnx_dir: Path) -> None:
+    """One session may take all of it; the next one takes it over, and both draft as if they were alone."""
+    runner = OnnxDraftRunner(tiny_onnx_dir, kv_bytes=70 * ROW_BYTES + 17, max_model_len=65)
+    assert runner.info.kv_bytes == 70 * ROW_BYTES
+    method = DraftModelMethod(runner)
+    contexts = {session: [first, *range(1, 60)] for session, first in (("a", 61), ("b", 62))}
+    jobs = [DraftJob(session, context, 3, GREEDY) for session, context in contexts.items()]
+    for session in contexts:
+        method.open(session)
+    steps = 0
+    while not all(job.done for job in jobs):
+        method.advance(jobs)
+        method.check_integrity()
+        assert runner.kv_usage() == KvUsage(65, 70)
+        steps += 1
+    assert steps == 6
+    assert method.kv_len("a") == 0  # "b" took its buffer over
+    for job in jobs:
+        assert job.tokens == by_definition(runner, job.context, 3, GREEDY)
+
+
+def test_buffers_grow_with_their_sessions(tiny_onnx_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_runner, "_FIRST_BUFFER_TOKENS", 8)
+    runner = OnnxDraftRunner(tiny_onnx_dir, kv_bytes=100 * ROW_BYTES)
+    method = DraftModelMethod(runner)
+    method.open("s")
+    for num_tokens, capacity in ((6, 8), (8, 8), (9, 16), (15, 16), (20, 32)):
+        method.advance([DraftJob("s", [*range(num_tokens)], 1, GREEDY)])
+        assert runner.kv_usage().used_tokens == capacity
+        assert method.kv_len("s") == num_tokens
+    grown = runner.forward([Feed("s", [*range(21)], 20)])[0].logits
+    assert grown is not None
+    torch.testing.assert_close(grown, from_nothing(runner, [*range(21)]), atol=1e-4, rtol=0)
+
+
+def test_what_is_too_small_is_refused(tiny_onnx_dir: Path) -> None:
+    with pytest.raises(ConfigurationError, match="the rows of 63 tokens") as caught:
+        OnnxDraftRunner(tiny_onnx_dir, kv_bytes=63 * ROW_BYTES)
     assert caught.value.field == "kv_bytes"
     with pytest.raises(ConfigurationError, match="at least 1"):
-        OnnxDraftRunner(tiny_onnx_dir, max_sessions=0)
+        OnnxDraftRunner(tiny_onnx_dir, max_batch_tokens=0)
 
 
 def test_facts(runner: OnnxDraftRunner, tiny_onnx_dir: Path) -> None:
     info = runner.info
     assert (info.vocab_size, info.max_model_len, info.max_sessions) == (TINY_VOCAB, TINY_CONTEXT, 3)
     assert info.weights_bytes == sum(file.stat().st_size for file in tiny_onnx_dir.glob("model.onnx*"))
-    # keys and values of 2 layers with 2 heads of 16 float32 numbers
-    assert info.kv_bytes == 3 * TINY_CONTEXT * 2 * 2 * 2 * 16 * 4
+    assert info.kv_bytes == DEFAULT_KV_BYTES // ROW_BYTES * ROW_BYTES
 
 
 def test_folders_that_hold_no_such_model_are_refused(tiny_llama_dir: Path, tiny_onnx_dir: Path, tmp_path: Path) -> None:
@@ -217,13 +251,14 @@ def test_folders_that_hold_no_such_model_are_refused(tiny_llama_dir: Path, tiny_
         OnnxDraftRunner(tmp_path)
 
 
-def test_every_open_session_takes_its_share_of_the_room(runner: OnnxDraftRunner) -> None:
-    share = runner.info.max_model_len
-    assert runner.kv_usage() == KvUsage(0, 3 * share)
+def test_sessions_take_room_when_they_are_fed(tiny_onnx_dir: Path) -> None:
+    runner = OnnxDraftRunner(tiny_onnx_dir, kv_bytes=1000 * ROW_BYTES)
+    room = min(256, TINY_CONTEXT)
     runner.open("a")
     runner.open("b")
+    assert runner.kv_usage() == KvUsage(0, 1000)
     logits_after(runner, "a", 0, PROMPT)
-    assert runner.kv_usage() == KvUsage(2 * share, 3 * share)
+    assert runner.kv_usage() == KvUsage(room, 1000)
     runner.close("a")
     runner.close("b")
     assert runner.kv_usage().share == 0.0

@@ -38,7 +38,7 @@ def shared_runner(tiny_llama_dir: Path) -> TorchDraftRunner:
 
 @pytest.fixture
 def method(shared_runner: TorchDraftRunner) -> DraftModelMethod:
-    for session in list(shared_runner._sequences):
+    for session in list(shared_runner._holders):
         shared_runner.close(session)
     return DraftModelMethod(shared_runner)
 
@@ -86,10 +86,8 @@ def test_sessions_in_one_pass_equal_sessions_alone(target: Target, method: Draft
         assert job.tokens == target.plain(job.context, 4, job.sampling)
 
 
-def test_a_superseded_prompt_and_assumed_tokens_leave_rows_right(
-    target: Target, shared_runner: TorchDraftRunner
-) -> None:
-    method = DraftModelMethod(shared_runner, max_batch_tokens=4)
+def test_a_superseded_prompt_and_assumed_tokens_leave_rows_right(target: Target, tiny_llama_dir: Path) -> None:
+    method = DraftModelMethod(TorchDraftRunner(load(tiny_llama_dir), max_batch_tokens=4))
     method.open("s")
     method.advance([DraftJob("s", (*PROMPT, 9, 9), 3, GREEDY)])
     assert method.kv_len("s") == 4
@@ -115,7 +113,7 @@ def test_facts_and_limits(shared_runner: TorchDraftRunner, tiny_llama_dir: Path)
 def test_logits_come_only_where_they_are_wanted(shared_runner: TorchDraftRunner) -> None:
     for session in ("a", "b"):
         shared_runner.open(session)
-    results = shared_runner.forward([Feed("a", 0, PROMPT, wants_logits=False), Feed("b", 0, PROMPT)])
+    results = shared_runner.forward([Feed("a", PROMPT, wants_logits=False), Feed("b", PROMPT)])
     assert results[0].logits is None
     assert results[1].logits is not None
     assert results[1].logits.shape == (TINY_VOCAB,)

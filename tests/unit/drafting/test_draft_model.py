@@ -35,15 +35,15 @@ class Drafter:
         num_pages: int = 256,
     ) -> None:
         self.toy = ToyRunner(law, VOCAB, max_model_len=max_model_len, num_pages=num_pages)
-        self.runner = TorchDraftRunner(self.toy, max_sessions)
-        self.method = DraftModelMethod(self.runner, vocab_limit=vocab_limit, max_batch_tokens=max_batch_tokens)
+        self.runner = TorchDraftRunner(self.toy, max_sessions, max_batch_tokens)
+        self.method = DraftModelMethod(self.runner, vocab_limit=vocab_limit)
 
     def check(self) -> None:
         """Rows hold exactly the tokens that the method believes to be fed."""
         self.method.check_integrity()
         self.toy.pool.check_integrity()
-        for session, kv in self.runner._sequences.items():
-            assert self.toy.prefix(kv) == self.method.fed_tokens(session)
+        for session, holder in self.runner._holders.items():
+            assert self.toy.prefix(holder.kv) == self.method.fed_tokens(session)
 
     def passes(self) -> list[tuple[int, ...]]:
         """Tokens per session of the passes since the last call."""
@@ -305,18 +305,69 @@ def test_rows_that_are_not_finite_end_that_draft_only() -> None:
     assert len(draft(drafter.method, "bad", PROMPT, 3).tokens) == 3
 
 
-def test_a_full_pool_ends_that_draft_only() -> None:
+def test_a_full_pool_fails_no_draft() -> None:
+    """Both of two sessions that do not fit together get all their drafts, one after the other."""
     drafter = Drafter(num_pages=5)
-    for session in ("big", "small"):
+    for session in ("small", "big"):
         drafter.method.open(session)
     draft(drafter.method, "small", PROMPT, 1)
     jobs = [DraftJob("big", tuple(i % VOCAB for i in range(14)), 3, GREEDY), DraftJob("small", (*PROMPT, 1), 3, GREEDY)]
+    steps = 0
     while not all(job.done for job in jobs):
         drafter.method.advance(jobs)
-    assert [len(job.tokens) for job in jobs] == [0, 3]
+        drafter.check()
+        steps += 1
+    assert steps < 12
+    assert drafter.runner.stats.preemptions > 0
+    for job in jobs:
+        fresh = Drafter()
+        fresh.method.open("s")
+        assert job.tokens == draft(fresh.method, "s", job.context, 3).tokens
+
+
+def test_a_session_that_lost_its_rows_drafts_as_before() -> None:
+    drafter = Drafter(num_pages=6)
+    contexts = {session: tuple(range(first, first + 10)) for session, first in (("a", 1), ("b", 2), ("c", 3))}
+    expected = {}
+    for session, context in contexts.items():
+        drafter.method.open(session)
+        expected[session] = draft(drafter.method, session, context, 4, HOT).tokens
+    assert drafter.method.kv_len("a") == 0  # idle, and the others needed its pages
+    assert drafter.method.fed_tokens("a") == ()
+    for session, context in contexts.items():
+        assert draft(drafter.method, session, context, 4, HOT).tokens == expected[session]
+        drafter.check()
+
+
+def test_an_equal_beginning_is_computed_once() -> None:
+    drafter = Drafter()
+    shared = tuple(i % VOCAB for i in range(16))
+    for session in ("a", "b"):
+        drafter.method.open(session)
+    draft(drafter.method, "a", (*shared, 1), 1)
+    drafter.passes()
+    hit = draft(drafter.method, "b", (*shared, 2), 3).tokens
+    assert drafter.passes()[0] == (1,)  # its own token
+    assert drafter.runner.stats.prefix_hit_tokens == 16
+    fresh = Drafter()
+    fresh.method.open("s")
+    assert hit == draft(fresh.method, "s", (*shared, 2), 3).tokens
     drafter.check()
-    drafter.method.close("small")
-    assert len(draft(drafter.method, "big", jobs[0].context, 3).tokens) == 3
+
+
+def test_rows_that_may_be_wrong_are_not_shared() -> None:
+    """The rows of a context that gave no finite logits are computed anew, also by others."""
+    context = tuple(i % VOCAB for i in range(9))
+    poisoned = True
+    drafter = Drafter(poisoned_law(LAW, lambda prefix: poisoned and len(prefix) == 9))
+    for session in ("a", "b"):
+        drafter.method.open(session)
+    assert draft(drafter.method, "a", context, 2).tokens == []
+    poisoned = False
+    drafter.passes()
+    assert len(draft(drafter.method, "b", context, 2).tokens) == 2
+    assert drafter.passes()[0] == (9,)
+    drafter.check()
 
 
 def test_a_pass_that_raises_is_repeated_for_each_session_alone() -> None:
@@ -378,7 +429,7 @@ def test_min_tokens_masks_the_end_for_the_drafter_too() -> None:
 
 def test_a_pass_needs_room() -> None:
     with pytest.raises(ConfigurationError, match="max_batch_tokens"):
-        DraftModelMethod(TorchDraftRunner(ToyRunner(LAW, VOCAB)), max_batch_tokens=0)
+        TorchDraftRunner(ToyRunner(LAW, VOCAB), max_batch_tokens=0)
 
 
 _script = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(1, 4), st.integers(0, 4)), max_size=8)

@@ -18,9 +18,9 @@ def draft_model() -> DraftModelMethod:
     return DraftModelMethod(TorchDraftRunner(ToyRunner(cycle_law((3, 5, 7)))))
 
 
-def draft(method: DraftMethod, session: str, num_tokens: int) -> None:
+def draft(method: DraftMethod, session: str, context: range) -> None:
     method.open(session)
-    method.advance([DraftJob(session, tuple(range(num_tokens)), 1, SamplingParams(temperature=0.0))])
+    method.advance([DraftJob(session, tuple(context), 1, SamplingParams(temperature=0.0))])
 
 
 @pytest.mark.parametrize("chained", [False, True])
@@ -29,11 +29,11 @@ def test_pages_of_a_draft_models_sessions(chained: bool) -> None:
     assert isinstance(method, HoldsRows)
     empty = method.kv_usage()
     assert empty.used_tokens == 0 < empty.capacity_tokens
-    draft(method, "a", 9)
+    draft(method, "a", range(9))
     one = method.kv_usage()
     assert 9 <= one.used_tokens < empty.capacity_tokens
     assert 0 < one.share < 1
-    draft(method, "b", 9)
+    draft(method, "b", range(1, 10))
     assert method.kv_usage().used_tokens == 2 * one.used_tokens
     for session in "ab":
         method.close(session)

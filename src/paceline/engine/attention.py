@@ -17,7 +17,7 @@ It does not know of sessions, blocks or acceptance.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,7 +25,9 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from paceline.engine.kv.pool import KVPool, PlaneShape
-from paceline.engine.runner import SequencePass
+from paceline.engine.pass_plan import PassPlan, SequencePlan, View, plan_pass
+
+__all__ = ["ATTENTION_NAME", "LAYER_STATE", "PagedAttention", "PassPlan", "paged_attention", "plan_pass"]
 
 ATTENTION_NAME = "paceline_paged"
 """Name under which the function is registered with `transformers`."""
@@ -33,147 +35,9 @@ ATTENTION_NAME = "paceline_paged"
 LAYER_STATE = "paceline_attention"
 """Attribute of an attention module that holds its model's `PagedAttention`."""
 
-Slots = slice | torch.Tensor
-
-
-@dataclass(slots=True)
-class SequencePlan:
-    """One sequence in a pass.
-
-    Attributes:
-        start, stop: its columns [start, stop) among the pass's tokens.
-        num_rows: rows that exist after the pass, old and new.
-        write: slots of its new rows.
-        read: slots of all its rows.
-        visible: # [stop - start, num_rows] which rows each new token sees without a window; None when all see all
-            rows (a single token).
-        positions: of the new tokens.
-    """
-
-    start: int
-    stop: int
-    num_rows: int
-    write: Slots
-    read: Slots
-    visible: torch.Tensor | None
-    positions: torch.Tensor
-    _masks: dict[tuple[int | None, int], torch.Tensor | None] = field(default_factory=dict)
-
-    def mask(self, window: int | None, repeats: int, dtype: torch.dtype) -> torch.Tensor | None:
-        """Additive mask # [repeats * num_new, num_rows], or None when every new token sees every row.
-
-        Args:
-            window: how many positions a token looks back, itself included; None for all.
-            repeats: query heads per key/value head; the mask is repeated for each.
-            dtype: of the result.
-        """
-        if window is not None and window >= self.num_rows:
-            window = None
-        key = (window, repeats)
-        if key not in self._masks:
-            self._masks[key] = self._build_mask(window, repeats, dtype)
-        return self._masks[key]
-
-    def _build_mask(self, window: int | None, repeats: int, dtype: torch.dtype) -> torch.Tensor | None:
-        if self.visible is None and window is None:
-            return None
-        num_new = self.stop - self.start
-        device = self.positions.device
-        visible = self.visible
-        if visible is None:
-            visible = torch.ones(num_new, self.num_rows, dtype=torch.bool, device=device)
-        if window is not None:
-            # Rows of older tokens lie at their positions; the new ones may share a position (siblings of a tree).
-            rows = torch.cat([torch.arange(self.num_rows - num_new, device=device), self.positions])
-            visible = visible & (self.positions[:, None] - rows[None, :] < window)
-        mask = torch.zeros(num_new, self.num_rows, dtype=dtype, device=device).masked_fill_(~visible, float("-inf"))
-        return mask.repeat(repeats, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class PassPlan:
-    """All sequences of a pass and the inputs of the model.
-
-    Attributes:
-        sequences: in order of their columns.
-        token_ids: # [1, num_tokens]
-        positions: # [1, num_tokens]
-        wanted: columns whose logits are wanted # [num_wanted]
-        num_wanted: how many of `wanted` belong to each sequence.
-        write: slots of all new rows, when they are one range or there are several sequences; see `SequencePlan`.
-    """
-
-    sequences: tuple[SequencePlan, ...]
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    wanted: torch.Tensor
-    num_wanted: tuple[int, ...]
-    write: Slots
-
-
-def plan_pass(batch: Sequence[SequencePass], device: torch.device) -> PassPlan:
-    """Lays the parts of a pass side by side.
-
-    The rows that the parts write must be reserved.
-    """
-    tokens: list[int] = []
-    positions: list[int] = []
-    wanted: list[int] = []
-    plans: list[SequencePlan] = []
-    write: list[int] = []
-    for part in batch:
-        start, first = len(tokens), part.kv.num_rows
-        root = first + len(part.tokens) - 1
-        part_positions = [*range(first, root + 1), *(root + depth for depth in part.tree.depths[1:])]
-        tokens += part.tokens
-        tokens += part.tree.tokens
-        positions += part_positions
-        stop = len(tokens)
-        wanted += range(stop - part.num_logits, stop)
-        num_rows = first + stop - start
-        slots = part.kv.slot_list(first, num_rows)
-        write += slots
-        plans.append(
-            SequencePlan(
-                start=start,
-                stop=stop,
-                num_rows=num_rows,
-                write=_as_slots(slots, device),
-                read=part.kv.slots(num_rows),
-                visible=_visible(part, num_rows, device),
-                positions=torch.tensor(part_positions, device=device),
-            )
-        )
-    return PassPlan(
-        sequences=tuple(plans),
-        token_ids=torch.tensor([tokens], device=device),
-        positions=torch.tensor([positions], device=device),
-        wanted=torch.tensor(wanted, device=device, dtype=torch.long),
-        num_wanted=tuple(part.num_logits for part in batch),
-        write=_as_slots(write, device),
-    )
-
-
-def _as_slots(slots: list[int], device: torch.device) -> Slots:
-    first = slots[0]
-    if slots[-1] - first == len(slots) - 1 and slots == list(range(first, first + len(slots))):
-        return slice(first, first + len(slots))
-    return torch.tensor(slots, device=device)
-
-
-def _visible(part: SequencePass, num_rows: int, device: torch.device) -> torch.Tensor | None:
-    """Which rows each new token sees # [num_tokens, num_rows]; None for a single token, which sees all."""
-    num_new = part.num_tokens
-    if num_new == 1:
-        return None
-    visible = torch.ones(num_new, num_rows, dtype=torch.bool).tril_(num_rows - num_new)
-    if not part.tree.is_chain:
-        root = len(part.tokens) - 1
-        nodes = torch.eye(part.tree.num_draft_tokens + 1, dtype=torch.bool)
-        for index, parent in enumerate(part.tree.parents):
-            nodes[index + 1] |= nodes[parent]
-        visible[root:, num_rows - num_new + root :] = nodes
-    return visible.to(device)
+_FEW_QUERIES = 64
+"""Up to this many query rows per key/value head the scores of all pieces are held at once. Measured at 2048 rows in two
+pieces: with 3 query rows 0.24 ms against 0.26 ms for fused attention piece by piece, with 768 rows 43 ms against 19."""
 
 
 @dataclass(slots=True)
@@ -262,11 +126,11 @@ class PagedAttention:
         values[:, self.plan.write] = value[0]
         query = query[0]
         if len(self.plan.sequences) == 1:
-            return _attend(self.plan.sequences[0], query, keys, values, scaling, window, softcap).unsqueeze(0)
+            return attend(self.plan.sequences[0], query, keys, values, scaling, window, softcap).unsqueeze(0)
         result = query.new_empty(query.shape[1], query.shape[0], value.shape[-1])
         for plan in self.plan.sequences:
             part = query[:, plan.start : plan.stop]
-            result[plan.start : plan.stop] = _attend(plan, part, keys, values, scaling, window, softcap)
+            result[plan.start : plan.stop] = attend(plan, part, keys, values, scaling, window, softcap)
         return result.unsqueeze(0)
 
     def probe(
@@ -292,7 +156,7 @@ class PagedAttention:
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 
-def _attend(
+def attend(
     plan: SequencePlan,
     query: torch.Tensor,  # [num_heads, num_new, head_dim]
     keys: torch.Tensor,  # [num_kv_heads, num_slots, head_dim]
@@ -307,36 +171,76 @@ def _attend(
     and never repeated.
     """
     num_heads, num_new, head_dim = query.shape
-    keys, values = keys[:, plan.read], values[:, plan.read]
-    num_kv_heads = keys.shape[0]
-    repeats = num_heads // num_kv_heads
-    mask = plan.mask(window, repeats, query.dtype)
-    rows = query.reshape(num_kv_heads, repeats * num_new, head_dim)
-    if softcap is None:
+    repeats = num_heads // keys.shape[0]
+    view = plan.view(window, repeats, query.dtype)
+    rows = query.reshape(keys.shape[0], repeats * num_new, head_dim)
+    scale = head_dim**-0.5 if scaling is None else scaling
+    parts = [(piece.rows(keys), piece.rows(values)) for piece in view.pieces]
+    if softcap is not None or (len(parts) > 1 and rows.shape[1] <= _FEW_QUERIES):
+        result = _by_scores(rows, parts, view.mask, scale, softcap)
+    elif len(parts) == 1:
         # [1, num_kv_heads, repeats * num_new, value_dim]
         result = functional.scaled_dot_product_attention(
-            rows[None], keys[None], values[None], attn_mask=mask, scale=scaling
+            rows[None], parts[0][0][None], parts[0][1][None], attn_mask=view.mask, scale=scale
         )
     else:
-        result = _softcapped(rows, keys, values, mask, scaling, softcap)
+        result = _merged(rows, parts, view, scale)
     return result.view(num_heads, num_new, -1).transpose(0, 1)
 
 
-def _softcapped(
+def _by_scores(
     rows: torch.Tensor,  # [num_kv_heads, num_queries, head_dim]
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,  # [num_queries, num_rows]
-    scaling: float | None,
-    softcap: float,
-) -> torch.Tensor:
-    """Attention with scores squeezed into (-softcap, softcap), as Gemma 2 does."""
-    scores = torch.matmul(rows, keys.transpose(1, 2)) * (rows.shape[-1] ** -0.5 if scaling is None else scaling)
-    scores = torch.tanh(scores / softcap) * softcap
+    parts: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+) -> torch.Tensor:  # [num_kv_heads, num_queries, value_dim]
+    """One softmax over the scores of all pieces: for few queries, and for squeezed scores, as in Gemma 2.
+
+    Args:
+        rows: queries.
+        parts: keys and values of each piece # [num_kv_heads, piece, head_dim], [num_kv_heads, piece, value_dim]
+        mask: added to the scores # [num_queries, rows of all pieces]
+        scale: factor of the scores.
+        softcap: scores are squeezed into (-softcap, softcap); None for as they are.
+    """
+    rows = rows * scale
+    scores = torch.cat([torch.bmm(rows, keys.transpose(1, 2)) for keys, _ in parts], dim=-1)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
     if mask is not None:
-        scores = scores + mask
+        scores += mask
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(rows.dtype)
-    return torch.matmul(weights, values)
+    split = torch.split(weights, [keys.shape[1] for keys, _ in parts], dim=-1)
+    result = torch.bmm(split[0], parts[0][1])
+    for weight, (_, values) in zip(split[1:], parts[1:], strict=True):
+        result.baddbmm_(weight, values)
+    return result
+
+
+def _merged(
+    rows: torch.Tensor,  # [num_kv_heads, num_queries, head_dim]
+    parts: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    view: View,
+    scale: float,
+) -> torch.Tensor:  # [1, num_kv_heads, num_queries, value_dim]
+    """Fused attention over each piece, weighed by the mass that each one has: for many queries on a CPU.
+
+    With the log-sum-exp of each piece's scores the weights are a softmax over the pieces (as in Flash-Decoding,
+    https://pytorch.org/blog/flash-decoding/). A piece of which a query sees nothing has no mass for it.
+    """
+    results, masses = [], []
+    for piece, (keys, values) in zip(view.pieces, parts, strict=True):
+        mask = None if view.mask is None else view.mask[:, piece.start : piece.stop]
+        result, mass = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            rows[None], keys[None], values[None], 0.0, False, attn_mask=mask, scale=scale
+        )
+        results.append(result)
+        masses.append(mass)
+    shares = torch.softmax(torch.stack(masses), dim=0).to(rows.dtype).unsqueeze(-1)
+    # No share of a result that is not a number, which is what attending to nothing gives.
+    results = [torch.where(share > 0, result * share, 0.0) for result, share in zip(results, shares, strict=True)]
+    return torch.stack(results).sum(0)
 
 
 def paged_attention(

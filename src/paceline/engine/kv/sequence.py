@@ -189,6 +189,15 @@ class SequenceKV:
         table.hit_tokens += gained
         return gained
 
+    @property
+    def page_tokens(self) -> int:
+        """Rows per page."""
+        return self._pool.page_tokens
+
+    def straighten(self) -> bool:
+        """Moves own pages next to one another where that is possible; see `KVPool.straighten`."""
+        return self._pool.straighten(self)
+
     def slot_list(self, start: int, stop: int) -> list[int]:
         """Slots of rows [start, stop), which must be reserved."""
         size = self._pool.page_tokens

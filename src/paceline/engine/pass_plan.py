@@ -1,0 +1,256 @@
+"""What a pass looks like to the attention: which columns belong to whom, where rows lie, and who sees which.
+
+All sequences of a pass lie side by side in one row of tokens. A plan is made once per pass and shared by all layers.
+A sequence's rows are read in pieces, in the order of the rows:
+
+| piece | is | read |
+|---|---|---|
+| run | neighbouring pages, or short enough not to matter which | in place, as one slice of slots |
+| scattered pages | short runs, one after another | copied together, page by page, for the time of one layer |
+
+A sequence alone in its part of the pool is one run; behind a shared prefix it is two. Every row of a sequence stays in
+the pool and a sliding window is a mask, so a model with a window rolls back exactly; rows that no token of the pass
+sees any more are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from paceline.engine.kv.sequence import SequenceKV, page_runs
+from paceline.engine.runner import SequencePass
+
+MAX_RUNS = 4
+"""A sequence in more runs than this is moved together before the pass, where the pool has room for it."""
+
+_MIN_RUN_ROWS = 64
+"""Shorter runs are copied together: each piece costs two products more in every layer, as long as copying 200 rows."""
+
+Slots = slice | torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive rows of one sequence.
+
+    Attributes:
+        start, stop: columns [start, stop) among the rows that are read.
+        run: their slots, where these are neighbours.
+        pages: else the pages that hold them, the first one from its beginning on. # [num_pages] int64
+        page_tokens: rows per page.
+    """
+
+    start: int
+    stop: int
+    run: slice | None
+    pages: torch.Tensor | None
+    page_tokens: int
+
+    def rows(self, plane: torch.Tensor) -> torch.Tensor:  # [num_heads, num_slots, width]
+        """The rows # [num_heads, stop - start, width]; a view of the plane where they are neighbours."""
+        if self.pages is None:
+            return plane[:, self.run]
+        num_heads, num_slots, width = plane.shape
+        pages = plane.view(num_heads, num_slots // self.page_tokens, self.page_tokens * width)
+        rows = pages.index_select(1, self.pages).view(num_heads, -1, width)
+        return rows[:, : self.stop - self.start]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What one sequence's new tokens see of its rows in layers with one window.
+
+    Attributes:
+        pieces: the rows that are read, in order.
+        mask: 0 where a new token sees a row, else -inf, repeated for each query head of a key/value head; None if all
+            see all. # [repeats * num_new, rows that are read]
+    """
+
+    pieces: tuple[Piece, ...]
+    mask: torch.Tensor | None
+
+
+@dataclass(slots=True)
+class SequencePlan:
+    """One sequence in a pass.
+
+    Attributes:
+        start, stop: its columns [start, stop) among the pass's tokens.
+        num_rows: rows that exist after the pass, old and new.
+        pages: its block table up to there.
+        page_tokens: rows per page.
+        visible: which rows each new token sees without a window; None when all see all rows (a single token).
+            # [stop - start, num_rows]
+        positions: of the new tokens.
+    """
+
+    start: int
+    stop: int
+    num_rows: int
+    pages: Sequence[int]
+    page_tokens: int
+    visible: torch.Tensor | None
+    positions: torch.Tensor
+    _views: dict[tuple[int | None, int], View] = field(default_factory=dict)
+
+    def view(self, window: int | None, repeats: int, dtype: torch.dtype) -> View:
+        """What the new tokens see; the same for all layers with one window.
+
+        Args:
+            window: how many positions a token looks back, itself included; None for all.
+            repeats: query heads per key/value head.
+            dtype: of the mask.
+        """
+        if window is not None and window >= self.num_rows:
+            window = None
+        key = (window, repeats)
+        if key not in self._views:
+            self._views[key] = self._make_view(window, repeats, dtype)
+        return self._views[key]
+
+    def _make_view(self, window: int | None, repeats: int, dtype: torch.dtype) -> View:
+        first_page = 0
+        if window is not None:
+            oldest = int(self.positions.min()) - window + 1
+            first_page = max(oldest, 0) // self.page_tokens
+        pieces = self._pieces(first_page)
+        return View(pieces, self._mask(window, repeats, dtype, first_page * self.page_tokens))
+
+    def _pieces(self, first_page: int) -> tuple[Piece, ...]:
+        size, device = self.page_tokens, self.positions.device
+        total = self.num_rows - first_page * size
+        runs = page_runs(self.pages[first_page:])
+        # On a GPU starting a kernel costs more than copying rows: there whatever is not one run is copied.
+        least = _MIN_RUN_ROWS if device.type == "cpu" else total
+        groups: list[list[range]] = []
+        for run in runs:
+            short = len(run) * size < least
+            if short and groups and len(groups[-1][-1]) * size < least:
+                groups[-1].append(run)
+            else:
+                groups.append([run])
+        pieces: list[Piece] = []
+        start = 0
+        for group in groups:
+            stop = min(start + sum(len(run) for run in group) * size, total)
+            if len(group) == 1:
+                slot = group[0].start * size
+                pieces.append(Piece(start, stop, slice(slot, slot + stop - start), None, size))
+            else:
+                pages = torch.tensor([page for run in group for page in run], device=device)
+                pieces.append(Piece(start, stop, None, pages, size))
+            start = stop
+        return tuple(pieces)
+
+    def _mask(self, window: int | None, repeats: int, dtype: torch.dtype, first_row: int) -> torch.Tensor | None:
+        if self.visible is None and window is None:
+            return None
+        num_new = self.stop - self.start
+        device = self.positions.device
+        visible = self.visible
+        if visible is None:
+            visible = torch.ones(num_new, self.num_rows, dtype=torch.bool, device=device)
+        if window is not None:
+            # Rows of older tokens lie at their positions; the new ones may share a position (siblings of a tree).
+            rows = torch.cat([torch.arange(self.num_rows - num_new, device=device), self.positions])
+            visible = visible & (self.positions[:, None] - rows[None, :] < window)
+        visible = visible[:, first_row:]
+        mask = torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, float("-inf"))
+        return mask.repeat(repeats, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class PassPlan:
+    """All sequences of a pass and the inputs of the model.
+
+    Attributes:
+        sequences: in order of their columns.
+        token_ids: # [1, num_tokens]
+        positions: # [1, num_tokens]
+        wanted: columns whose logits are wanted # [num_wanted]
+        num_wanted: how many of `wanted` belong to each sequence.
+        write: slots of all new rows.
+    """
+
+    sequences: tuple[SequencePlan, ...]
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    wanted: torch.Tensor
+    num_wanted: tuple[int, ...]
+    write: Slots
+
+
+def plan_pass(batch: Sequence[SequencePass], device: torch.device) -> PassPlan:
+    """Lays the parts of a pass side by side.
+
+    The rows that the parts write must be reserved. A sequence whose pages are badly scattered is moved together first.
+    """
+    tokens: list[int] = []
+    positions: list[int] = []
+    wanted: list[int] = []
+    plans: list[SequencePlan] = []
+    write: list[int] = []
+    for part in batch:
+        kv = part.kv
+        start, first = len(tokens), kv.num_rows
+        root = first + len(part.tokens) - 1
+        part_positions = [*range(first, root + 1), *(root + depth for depth in part.tree.depths[1:])]
+        tokens += part.tokens
+        tokens += part.tree.tokens
+        positions += part_positions
+        stop = len(tokens)
+        wanted += range(stop - part.num_logits, stop)
+        num_rows = first + stop - start
+        pages = _pages(kv, num_rows)
+        write += kv.slot_list(first, num_rows)
+        plans.append(
+            SequencePlan(
+                start=start,
+                stop=stop,
+                num_rows=num_rows,
+                pages=pages,
+                page_tokens=kv.page_tokens,
+                visible=_visible(part, num_rows, device),
+                positions=torch.tensor(part_positions, device=device),
+            )
+        )
+    return PassPlan(
+        sequences=tuple(plans),
+        token_ids=torch.tensor([tokens], device=device),
+        positions=torch.tensor([positions], device=device),
+        wanted=torch.tensor(wanted, device=device, dtype=torch.long),
+        num_wanted=tuple(part.num_logits for part in batch),
+        write=_as_slots(write, device),
+    )
+
+
+def _pages(kv: SequenceKV, num_rows: int) -> list[int]:
+    """The pages of the first rows, moved together if they were badly scattered."""
+    if len(page_runs(kv.pages)) > MAX_RUNS:
+        kv.straighten()
+    return kv.pages[: -(-num_rows // kv.page_tokens)]
+
+
+def _as_slots(slots: list[int], device: torch.device) -> Slots:
+    first = slots[0]
+    if slots[-1] - first == len(slots) - 1 and slots == list(range(first, first + len(slots))):
+        return slice(first, first + len(slots))
+    return torch.tensor(slots, device=device)
+
+
+def _visible(part: SequencePass, num_rows: int, device: torch.device) -> torch.Tensor | None:
+    """Which rows each new token sees # [num_tokens, num_rows]; None for a single token, which sees all."""
+    num_new = part.num_tokens
+    if num_new == 1:
+        return None
+    visible = torch.ones(num_new, num_rows, dtype=torch.bool).tril_(num_rows - num_new)
+    if not part.tree.is_chain:
+        root = len(part.tokens) - 1
+        nodes = torch.eye(part.tree.num_draft_tokens + 1, dtype=torch.bool)
+        for index, parent in enumerate(part.tree.parents):
+            nodes[index + 1] |= nodes[parent]
+        visible[root:, num_rows - num_new + root :] = nodes
+    return visible.to(device)

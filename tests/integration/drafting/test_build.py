@@ -10,6 +10,7 @@ from paceline.drafting.fallback import FallbackMethod
 from paceline.drafting.ngram import NgramMethod
 from paceline.drafting.onnx_runner import OnnxDraftRunner
 from paceline.drafting.torch_runner import TorchDraftRunner
+from paceline.engine.runner_options import Quantization
 from paceline.errors import ConfigurationError, NotFound
 from paceline.quantize import quantized_dir
 from paceline.text.tokenizer import Tokenizer
@@ -61,6 +62,23 @@ def test_onnx_quantises_a_model_that_is_not_yet(
     lines.clear()
     build_method(settings, lines.append)
     assert lines == []
+
+
+def test_the_general_runner_can_be_asked_for(tiny_llama_dir: Path) -> None:
+    method = build_method(
+        MethodSettings(draft_model=str(tiny_llama_dir), runner=RunnerKind.TRANSFORMERS, kv_bytes=4 << 20)
+    )
+    assert isinstance(method, DraftModelMethod)
+    assert isinstance(method._runner, TorchDraftRunner)
+    assert method._runner._runner.info.runner == "transformers"
+
+
+def test_weights_of_onnx_models_are_quantised_by_another_setting(tiny_llama_dir: Path, tiny_onnx_dir: Path) -> None:
+    for folder, runner in ((tiny_onnx_dir, RunnerKind.AUTO), (tiny_llama_dir, RunnerKind.ONNX)):
+        settings = MethodSettings(draft_model=str(folder), runner=runner, quantization=Quantization.INT8)
+        with pytest.raises(ConfigurationError, match="quantize_bits") as caught:
+            build_method(settings)
+        assert caught.value.field == "quantization"
 
 
 def test_several_names_make_a_chain(tiny_onnx_dir: Path) -> None:

@@ -8,8 +8,9 @@ no cache here, says what they have to be.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import cast
 
 import pytest
@@ -19,19 +20,21 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from paceline.engine.kv.pool import SequenceKV
-from paceline.engine.loader import load_model
+from paceline.engine.load_runner import load_runner
 from paceline.engine.runner import ModelRunner, SequencePass
-from paceline.engine.transformers_runner import RunnerOptions, TransformersRunner
+from paceline.engine.runner_options import RunnerChoice, RunnerOptions
 from paceline.errors import CapacityExceeded
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
 from tests.fakes.tiny_models import SERVED, VOCAB_SIZE, write_model
 
-PAGE_TOKENS = 4
-NUM_PAGES = 32
+PAGE_TOKENS = 8
+NUM_PAGES = 16
+ROW_BYTES = 3 * 2 * 2 * 8 * 4
+"""Layers x (keys and values) x key/value heads x head size x bytes."""
 MOST_TOKENS = 40
 TOLERANCE = 1e-4
 
-token_lists = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=9)
+token_lists = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=20)
 trees = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), min_size=1, max_size=3).map(DraftTree.from_paths)
 
 
@@ -112,7 +115,7 @@ def leaf_path(tree: DraftTree, data: st.DataObject) -> list[int]:
 def play_a_round(world: World, data: st.DataObject) -> None:
     """One random thing that an engine does."""
     numbers = range(len(world.sequences))
-    what = data.draw(st.sampled_from(["feed", "feed", "feed", "open", "rollback", "fork", "preempt", "end"]))
+    what = data.draw(st.sampled_from(["feed", "feed", "feed", "open", "open", "rollback", "fork", "preempt", "end"]))
     if what == "open" or not world.sequences:
         # A prompt that repeats what another sequence began with, up to some token.
         tokens = data.draw(token_lists)
@@ -136,7 +139,7 @@ def play_a_round(world: World, data: st.DataObject) -> None:
         except CapacityExceeded:
             return
         world.check([world.open(forked, known), index])
-    elif what == "preempt":
+    elif what == "preempt" and known:
         kv.rollback(0)
         recompute(world, index, known[:], data)
     else:
@@ -163,26 +166,52 @@ def recompute(world: World, index: int, tokens: Sequence[int], data: st.DataObje
             return
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral_window"])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausalLM]:
-    folder = write_model(tmp_path_factory.mktemp(request.param), SERVED[request.param], seed=2)
-    return folder, cast("LlamaForCausalLM", AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A model run by one of the runners, and as `transformers` runs it.
+
+    `evicted`: pages that were evicted by the end of an example, and by the beginning of the next one, negated.
+    """
+
+    runner: ModelRunner
+    stock: LlamaForCausalLM
+    evicted: list[int] = field(default_factory=list)
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.fixture(
+    scope="module",
+    params=itertools.product(["llama", "mistral_window"], [RunnerChoice.NATIVE, RunnerChoice.TRANSFORMERS]),
+    ids=lambda parameters: f"{parameters[0]}-{parameters[1].value}",
+)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    name, choice = request.param
+    folder = write_model(tmp_path_factory.mktemp(name), SERVED[name], seed=2)
+    options = RunnerOptions(kv_bytes=NUM_PAGES * PAGE_TOKENS * ROW_BYTES, page_tokens=PAGE_TOKENS, runner=choice)
+    stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return Pair(load_runner(folder, options=options), cast("LlamaForCausalLM", stock))
+
+
+@settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_next_logits_are_those_of_a_fresh_forward_after_every_round(
-    pair: tuple[Path, LlamaForCausalLM], data: st.DataObject
-) -> None:
-    folder, stock = pair
-    world = World(make_runner(folder), stock)
-    for _ in range(data.draw(st.integers(4, 14))):
-        play_a_round(world, data)
-    while world.sequences:
-        world.end(0)
-    assert world.runner.pool.pages_in_use == 0
-    world.runner.pool.check_integrity()
+def test_next_logits_are_those_of_a_fresh_forward_after_every_round(pair: Pair, data: st.DataObject) -> None:
+    world = World(pair.runner, pair.stock)
+    try:
+        for _ in range(data.draw(st.integers(6, 24))):
+            play_a_round(world, data)
+    finally:
+        while world.sequences:
+            world.end(0)
+    assert pair.runner.pool.pages_in_use == 0
+    pair.runner.pool.check_integrity()
+    pair.evicted.append(pair.runner.pool.prefix_stats.evicted_pages)
+    # The next example begins with an empty pool, or it would not repeat itself.
+    everything = pair.runner.new_sequence()
+    everything.reserve(NUM_PAGES * PAGE_TOKENS)
+    everything.free()
+    pair.evicted.append(-pair.runner.pool.prefix_stats.evicted_pages)
 
 
-def make_runner(folder: Path) -> ModelRunner:
-    return TransformersRunner(load_model(folder), RunnerOptions(kv_bytes=NUM_PAGES * PAGE_TOKENS * 384, page_tokens=4))
+def test_the_rounds_shared_and_evicted_pages(pair: Pair) -> None:
+    """After the test above: what it is there for has happened."""
+    assert pair.runner.pool.prefix_stats.hit_tokens > 0
+    assert sum(pair.evicted) + pair.runner.pool.prefix_stats.evicted_pages > 0

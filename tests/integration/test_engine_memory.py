@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from paceline.engine.kv.pool import SequenceKV
-from paceline.engine.loader import load_model
+from paceline.engine.load_runner import load_runner
 from paceline.engine.runner import ModelRunner, SequencePass
-from paceline.engine.transformers_runner import RunnerOptions, TransformersRunner
+from paceline.engine.runner_options import RunnerChoice, RunnerOptions
 from paceline.speculation.tree import DraftTree
 from tests.fakes.tiny_models import SERVED, Architecture, write_model
 
@@ -45,18 +45,19 @@ def test_the_meter_sees_a_copy() -> None:
     assert most >= 512_000
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral_window"])
+@pytest.fixture(
+    scope="module",
+    params=itertools.product(["llama", "mistral_window"], [RunnerChoice.NATIVE, RunnerChoice.TRANSFORMERS]),
+    ids=lambda parameters: f"{parameters[0]}-{parameters[1].value}",
+)
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
-    base = SERVED[request.param]
+    name, choice = request.param
+    base = SERVED[name]
     sizes = {"hidden_size": 64, "head_dim": HEAD_DIM, "max_position_embeddings": 2 * CONTEXT}
-    folder = write_model(
-        tmp_path_factory.mktemp(request.param), Architecture(base.config_class, {**base.arguments, **sizes})
-    )
-    return make_runner(folder)
-
-
-def make_runner(folder: Path) -> ModelRunner:
-    return TransformersRunner(load_model(folder), RunnerOptions(kv_bytes=5 * 2 * NUM_LAYERS * PLANE_BYTES // 2))
+    folder = write_model(tmp_path_factory.mktemp(name), Architecture(base.config_class, {**base.arguments, **sizes}))
+    # Room for two and a half sequences, which share nothing.
+    kv_bytes = 5 * 2 * NUM_LAYERS * PLANE_BYTES // 2
+    return load_runner(folder, options=RunnerOptions(kv_bytes=kv_bytes, prefix_caching=False, runner=choice))
 
 
 def fill(runner: ModelRunner, kv: SequenceKV) -> None:

@@ -193,4 +193,5 @@ def test_a_prefix_met_before_gives_the_output_and_acceptance_of_a_cold_run(arriv
     for _ in range(2):
         assert run() == cold
         engine.check_integrity()
+    assert engine.scheduling.prefix_hit_tokens >= 4 * 48
     assert engine.kv_pages_in_use == 0

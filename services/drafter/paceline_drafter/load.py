@@ -8,6 +8,7 @@ import uuid
 import torch
 
 from paceline.drafting.build import MethodSettings, RunnerKind, build_method
+from paceline.drafting.draft_model import DraftSampleMethod
 from paceline.drafting.method import DraftJob, DraftMethod
 from paceline.engine.runner_options import Quantization
 from paceline.messages import DrafterCommand, DrafterEvent, ModelInfo, SamplingParams
@@ -86,6 +87,7 @@ def method_settings(settings: DrafterSettings) -> MethodSettings:
         max_sessions=settings.max_sessions,
         max_model_len=settings.max_model_len,
         max_batch_tokens=settings.max_batch_tokens,
+        draft_sample_method=DraftSampleMethod(settings.draft_sample_method),
         prompt_lookup_min=settings.prompt_lookup_min,
         prompt_lookup_max=settings.prompt_lookup_max,
     )

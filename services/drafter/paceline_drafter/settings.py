@@ -37,6 +37,8 @@ class DrafterSettings(ModelServiceSettings):
     """Most tokens of one pass; longer contexts are fed in steps."""
     max_draft_tokens: int = Field(default=16, ge=1)
     """Most tokens of one proposal."""
+    draft_sample_method: Literal["probabilistic", "greedy"] = "probabilistic"
+    """Drafts of draft_model under the rule ratio: drawn, and sent with probabilities; or its best tokens."""
     prompt_lookup_min: int = Field(default=3, ge=1)
     """Shortest suffix that ngram looks up, in tokens."""
     prompt_lookup_max: int = Field(default=5, ge=1)

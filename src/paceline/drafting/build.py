@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from paceline.drafting.draft_model import DraftModelMethod
+from paceline.drafting.draft_model import DraftModelMethod, DraftSampleMethod
 from paceline.drafting.draft_runner import DraftRunner
 from paceline.drafting.fallback import FallbackMethod
 from paceline.drafting.method import DraftMethod
@@ -52,6 +52,7 @@ class MethodSettings:
         max_sessions: sessions at once; 0 for any number.
         max_model_len: most tokens of a session; None for what the model and `kv_bytes` allow.
         max_batch_tokens: most tokens of a pass; longer contexts are fed in steps.
+        draft_sample_method: how `draft_model` chooses drafts for sampled requests under the rule `ratio`.
         prompt_lookup_min: shortest suffix that `ngram` looks up.
         prompt_lookup_max: longest one.
     """
@@ -68,6 +69,7 @@ class MethodSettings:
     max_sessions: int = 0
     max_model_len: int | None = None
     max_batch_tokens: int = 256
+    draft_sample_method: DraftSampleMethod = DraftSampleMethod.PROBABILISTIC
     prompt_lookup_min: int = 3
     prompt_lookup_max: int = 5
 
@@ -109,6 +111,7 @@ def _one_method(name: str, settings: MethodSettings, progress: Progress) -> Draf
         vocabulary=tokenizer.vocabulary,
         vocab_limit=tokenizer.vocab_size,
         eos_token_ids=tokenizer.eos_token_ids,
+        draft_sample_method=settings.draft_sample_method,
     )
 
 

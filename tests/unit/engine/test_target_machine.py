@@ -1,4 +1,7 @@
-"""Random storms of commands on the target engine: every session gets the tokens of its own plain decoding."""
+"""Random storms of commands on the target engine: every session gets the tokens of its own plain decoding.
+
+The pool holds two long sessions, so that they take rows from one another; many prompts begin alike.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from paceline.engine.local import LocalRequest, generate
 from paceline.engine.target import TargetEngine, TargetOptions
+from paceline.errors import CapacityExceeded
 from paceline.messages import NeedTokens, SamplingParams, Verified
 from paceline.speculation.tree import DraftTree
 from tests.fakes.toy_runner import ToyRunner, hash_law
@@ -15,6 +19,8 @@ from tests.unit.engine.rounds import Owner
 
 LAW = hash_law(12, seed=6)
 NUM_TOKENS = 24
+PREFIX = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8)
+NUM_PAGES, PAGE_TOKENS = 18, 3
 
 
 class Session(Owner):
@@ -35,9 +41,11 @@ class Session(Owner):
 class TargetMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
+        self.now_s = 0.0
         self.engine = TargetEngine(
-            ToyRunner(LAW, 12, page_tokens=3, num_pages=200),
+            ToyRunner(LAW, 12, page_tokens=PAGE_TOKENS, num_pages=NUM_PAGES, max_model_len=NUM_PAGES * PAGE_TOKENS),
             options=TargetOptions(max_sessions=5, max_batch_tokens=14, max_draft_tokens=5),
+            clock=lambda: self.now_s,
         )
         self.sessions: dict[str, Session] = {}
         self.num_opened = 0
@@ -47,14 +55,20 @@ class TargetMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.sessions) < 5)
     @rule(
-        prompt=st.lists(st.integers(0, 11), min_size=1, max_size=30),
+        num_common=st.integers(0, len(PREFIX)),
+        own=st.lists(st.integers(0, 11), min_size=1, max_size=10),
         temperature=st.sampled_from([0.0, 0.8]),
     )
-    def open(self, prompt: list[int], temperature: float) -> None:
+    def open(self, num_common: int, own: list[int], temperature: float) -> None:
         self.num_opened += 1
         name = f"session-{self.num_opened}"
         sampling = SamplingParams(temperature=temperature, seed=self.num_opened)
-        self.sessions[name] = Session(self.engine, tuple(prompt), sampling, name)
+        prompt = (*PREFIX[:num_common], *own)
+        try:
+            self.sessions[name] = Session(self.engine, prompt, sampling, name)
+        except CapacityExceeded:
+            tokens = sum(len(session.log) + PAGE_TOKENS for session in self.sessions.values()) + len(prompt)
+            assert tokens > (NUM_PAGES - 1) * PAGE_TOKENS, "it was refused although there is room"
 
     @precondition(lambda self: self.idle())
     @rule(
@@ -88,14 +102,36 @@ class TargetMachine(RuleBasedStateMachine):
         length = len(session.log)
         session.log.extend(session.truth[length : length + num_ahead])
 
+    @rule(duration_s=st.floats(0.1, 2.0))
+    def time_goes_by(self, duration_s: float) -> None:
+        self.now_s += duration_s
+
     @precondition(lambda self: self.engine.has_work)
     @rule()
     def step(self) -> None:
-        for answer in self.engine.step():
+        was_stuck = self.engine.stuck_s > 0
+        answers = self.engine.step()
+        assert was_stuck or self.engine.last_pass.num_tokens or self.engine.stuck_s
+        for answer in answers:
             assert isinstance(answer, Verified)
             session = self.sessions[answer.session]
             session.waiting = False
             session.take(answer)
+
+    @precondition(lambda self: self.idle())
+    @rule(num_rounds=st.integers(1, 6), num_right=st.integers(0, 2))
+    def everyone_goes_on(self, num_rounds: int, num_right: int) -> None:
+        """Rounds of all sessions at once, of which the pool cannot hold everyone's rows."""
+        for _ in range(num_rounds):
+            for name in self.idle():
+                session = self.sessions[name]
+                length = len(session.log)
+                refused = session.submit(DraftTree.chain(session.truth[length : length + num_right]), 4)
+                assert refused is None or isinstance(refused, NeedTokens)
+                session.waiting = refused is None
+            if self.engine.has_work:
+                self.now_s += self.engine.stuck_s
+                self.step()
 
     @precondition(lambda self: self.sessions)
     @rule(data=st.data())
@@ -114,7 +150,9 @@ class TargetMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         while self.engine.has_work:
+            self.now_s += self.engine.stuck_s
             self.step()
+            assert not self.engine.has_work or self.engine.last_pass.num_tokens or self.engine.stuck_s
         for name in self.sessions:
             self.engine.close(name)
         assert self.engine.kv_pages_in_use == 0

@@ -177,7 +177,7 @@ def attend(
     scale = head_dim**-0.5 if scaling is None else scaling
     parts = [(piece.rows(keys), piece.rows(values)) for piece in view.pieces]
     if softcap is not None or (len(parts) > 1 and rows.shape[1] <= _FEW_QUERIES):
-        result = _by_scores(rows, parts, view.mask, scale, softcap)
+        result = _by_scores(rows, parts, view, scale, softcap)
     elif len(parts) == 1:
         # [1, num_kv_heads, repeats * num_new, value_dim]
         result = functional.scaled_dot_product_attention(
@@ -191,7 +191,7 @@ def attend(
 def _by_scores(
     rows: torch.Tensor,  # [num_kv_heads, num_queries, head_dim]
     parts: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    mask: torch.Tensor | None,
+    view: View,
     scale: float,
     softcap: float | None,
 ) -> torch.Tensor:  # [num_kv_heads, num_queries, value_dim]
@@ -200,17 +200,19 @@ def _by_scores(
     Args:
         rows: queries.
         parts: keys and values of each piece # [num_kv_heads, piece, head_dim], [num_kv_heads, piece, value_dim]
-        mask: added to the scores # [num_queries, rows of all pieces]
+        view: the pieces and who sees what of them.
         scale: factor of the scores.
         softcap: scores are squeezed into (-softcap, softcap); None for as they are.
     """
     rows = rows * scale
-    scores = torch.cat([torch.bmm(rows, keys.transpose(1, 2)) for keys, _ in parts], dim=-1)
+    scores = [torch.bmm(rows, keys.transpose(1, 2)) for keys, _ in parts]
     if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    if mask is not None:
-        scores += mask
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(rows.dtype)
+        scores = [torch.tanh(score / softcap) * softcap for score in scores]
+    for score, piece in zip(scores, view.pieces, strict=True):
+        if (mask := view.mask_of(piece)) is not None:
+            hidden = slice(max(view.masked_from - piece.start, 0), None)
+            score[..., hidden] += mask[:, hidden]
+    weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1, dtype=torch.float32).to(rows.dtype)
     split = torch.split(weights, [keys.shape[1] for keys, _ in parts], dim=-1)
     result = torch.bmm(split[0], parts[0][1])
     for weight, (_, values) in zip(split[1:], parts[1:], strict=True):
@@ -231,16 +233,17 @@ def _merged(
     """
     results, masses = [], []
     for piece, (keys, values) in zip(view.pieces, parts, strict=True):
-        mask = None if view.mask is None else view.mask[:, piece.start : piece.stop]
+        mask = view.mask_of(piece)
         result, mass = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             rows[None], keys[None], values[None], 0.0, False, attn_mask=mask, scale=scale
         )
+        if mask is not None:
+            # The kernel gives 0 for both where a query sees nothing.
+            mass = mass.masked_fill(mask.isneginf().all(-1), -torch.inf)
         results.append(result)
         masses.append(mass)
     shares = torch.softmax(torch.stack(masses), dim=0).to(rows.dtype).unsqueeze(-1)
-    # No share of a result that is not a number, which is what attending to nothing gives.
-    results = [torch.where(share > 0, result * share, 0.0) for result, share in zip(results, shares, strict=True)]
-    return torch.stack(results).sum(0)
+    return (torch.stack(results) * shares).sum(0)
 
 
 def paged_attention(

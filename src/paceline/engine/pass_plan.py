@@ -67,10 +67,18 @@ class View:
         pieces: the rows that are read, in order.
         mask: 0 where a new token sees a row, else -inf, repeated for each query head of a key/value head; None if all
             see all. # [repeats * num_new, rows that are read]
+        masked_from: all new tokens see all columns before this one.
     """
 
     pieces: tuple[Piece, ...]
     mask: torch.Tensor | None
+    masked_from: int
+
+    def mask_of(self, piece: Piece) -> torch.Tensor | None:
+        """The mask's columns for one piece; None if all see all of it. # [repeats * num_new, stop - start]."""
+        if self.mask is None or piece.stop <= self.masked_from:
+            return None
+        return self.mask[:, piece.start : piece.stop]
 
 
 @dataclass(slots=True)
@@ -117,7 +125,8 @@ class SequencePlan:
             oldest = int(self.positions.min()) - window + 1
             first_page = max(oldest, 0) // self.page_tokens
         pieces = self._pieces(first_page)
-        return View(pieces, self._mask(window, repeats, dtype, first_page * self.page_tokens))
+        masked_from = self.num_rows - (self.stop - self.start) if window is None else 0
+        return View(pieces, self._mask(window, repeats, dtype, first_page * self.page_tokens), masked_from)
 
     def _pieces(self, first_page: int) -> tuple[Piece, ...]:
         size, device = self.page_tokens, self.positions.device

@@ -1,0 +1,216 @@
+"""Paged attention against a plain softmax in float64: ragged batches, trees, windows, scattered pages."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from paceline.engine import attention as attention_module
+from paceline.engine.attention import PagedAttention, plan_pass
+from paceline.engine.kv.pool import KVPool, SequenceKV
+from paceline.engine.kv.sequence import page_runs
+from paceline.engine.pass_plan import MAX_RUNS
+from paceline.engine.runner import SequencePass
+from paceline.speculation.tree import DraftTree
+
+PAGE_TOKENS = 16
+NUM_PAGES = 96
+HEAD_DIM = 8
+CPU = torch.device("cpu")
+
+
+def random_tree(generator: random.Random, num_nodes: int, *, chain: bool) -> DraftTree:
+    if chain:
+        return DraftTree.chain(range(1, num_nodes + 1))
+    return DraftTree(tuple(range(1, num_nodes + 1)), tuple(generator.randrange(node + 1) for node in range(num_nodes)))
+
+
+def scatter(kv: SequenceKV, pool: KVPool, order: Sequence[int]) -> None:
+    """Puts the sequence's rows into other pages, in the given order of them."""
+    moved = [page + NUM_PAGES // 2 for page in order]
+    for source, target in zip(list(kv.pages), moved, strict=True):
+        pool.copy_rows(source, target, PAGE_TOKENS)
+    kv.pages[:] = moved
+
+
+class World:
+    """A pool of random rows, and random new tokens for the parts of a pass."""
+
+    def __init__(self, num_heads: int, num_kv_heads: int, seed: int) -> None:
+        self.generator = random.Random(seed)
+        torch.manual_seed(seed)
+        self.attention = PagedAttention.for_layers([None], num_kv_heads, HEAD_DIM)
+        self.pool = KVPool(self.attention.plane_shapes(), NUM_PAGES, PAGE_TOKENS, prefix_caching=False)
+        for group in self.pool.groups:
+            group.normal_()
+        self.attention.attach(self.pool)
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+
+    def sequence(self, num_rows: int) -> SequenceKV:
+        kv = self.pool.new_sequence()
+        kv.reserve(num_rows)
+        kv.commit(num_rows)
+        return kv
+
+    def tokens(self, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        query, key, value = (torch.randn(1, count, num_tokens, HEAD_DIM) for count in heads)
+        return query, key, value
+
+    def run(
+        self,
+        parts: Sequence[SequencePass],
+        tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        self.attention.plan = plan_pass(parts, CPU)
+        return self.attention(0, *tokens, None, window, softcap)[0]
+
+    def expected(
+        self, part: SequencePass, query: torch.Tensor, window: int | None, softcap: float | None
+    ) -> torch.Tensor:
+        """Attention of one part by its definition; its new rows must be written. query # [num_heads, num_new, dim]"""
+        num_rows = part.kv.num_rows + part.num_tokens
+        slots = part.kv.slot_list(0, num_rows)
+        keys, values = (plane[:, slots].double() for plane in self.pool.groups[0])
+        keys, values = (rows.repeat_interleave(self.num_heads // self.num_kv_heads, 0) for rows in (keys, values))
+        scores = query.double() @ keys.transpose(1, 2) * HEAD_DIM**-0.5
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        scores.masked_fill_(~self._visible(part, num_rows, window), -torch.inf)
+        result: torch.Tensor = scores.softmax(-1) @ values
+        return result.transpose(0, 1)
+
+    @staticmethod
+    def _visible(part: SequencePass, num_rows: int, window: int | None) -> torch.Tensor:
+        """Row by row: a token sees older rows, its own chain up to itself, and of the tree its ancestors."""
+        first, num_chain = part.kv.num_rows, len(part.tokens)
+        root = first + num_chain - 1
+        position = [*range(root), *(root + depth for depth in part.tree.depths)]
+        visible = torch.zeros(part.num_tokens, num_rows, dtype=torch.bool)
+        for new in range(part.num_tokens):
+            seen = list(range(first + min(new, num_chain - 1) + 1))
+            node = new - num_chain + 1
+            while node > 0:
+                seen.append(root + node)
+                node = part.tree.parents[node - 1]
+            for row in seen:
+                visible[new, row] = window is None or position[first + new] - position[row] < window
+        return visible
+
+
+def random_parts(world: World, *, scattered: bool) -> list[SequencePass]:
+    generator = world.generator
+    parts = []
+    for index in range(3):
+        kv = world.sequence(generator.randrange(1, 200))
+        chain = tuple(range(generator.choice([1, 1, 3, 40])))
+        tree = random_tree(generator, generator.choice([0, 4, 9]), chain=index == 0)
+        part = SequencePass(kv, chain, tree, num_logits=1)
+        kv.reserve(part.num_tokens)
+        parts.append(part)
+    if scattered:
+        # One alone, since the upper half of the pool takes its pages.
+        last = parts[-1]
+        order = list(range(len(last.kv.pages)))
+        cut = len(order) // 2
+        scatter(last.kv, world.pool, [*order[cut:], *order[:cut]] if generator.random() < 0.5 else order[::-1])
+        return parts[-1:]
+    return parts
+
+
+@pytest.mark.parametrize("scattered", [False, True], ids=["neighbours", "scattered"])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (24, None), (None, 5.0), (24, 5.0)])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(6, 2), (4, 4)])
+def test_it_equals_the_definition(
+    num_heads: int, num_kv_heads: int, window: int | None, softcap: float | None, scattered: bool
+) -> None:
+    for seed in range(6):
+        world = World(num_heads, num_kv_heads, seed)
+        parts = random_parts(world, scattered=scattered)
+        tokens = world.tokens(sum(part.num_tokens for part in parts))
+        result = world.run(parts, tokens, window, softcap)
+        start = 0
+        for part in parts:
+            stop = start + part.num_tokens
+            expected = world.expected(part, tokens[0][0, :, start:stop], window, softcap)
+            torch.testing.assert_close(result[start:stop].double(), expected, atol=2e-6, rtol=1e-5)
+            start = stop
+
+
+@pytest.mark.parametrize("few_queries", [0, 10**6], ids=["piece by piece", "all scores"])
+@pytest.mark.parametrize("window", [None, 150])
+def test_many_queries_over_several_pieces(
+    monkeypatch: pytest.MonkeyPatch, few_queries: int, window: int | None
+) -> None:
+    monkeypatch.setattr(attention_module, "_FEW_QUERIES", few_queries)
+    world = World(6, 2, seed=1)
+    kv = world.sequence(300)
+    part = SequencePass(kv, tuple(range(50)), num_logits=1)
+    kv.reserve(50)
+    order = list(range(len(kv.pages)))
+    scatter(kv, world.pool, [*order[15:], *order[:9], *order[14:8:-1]])
+    tokens = world.tokens(50)
+    result = world.run([part], tokens, window)
+    plan = world.attention.plan
+    assert plan is not None
+    assert len(plan.sequences[0].view(window, 3, torch.float32).pieces) > 1
+    expected = world.expected(part, tokens[0][0], window, None)
+    torch.testing.assert_close(result.double(), expected, atol=2e-6, rtol=1e-5)
+
+
+def test_a_sequence_gets_the_same_bits_whoever_is_beside_it() -> None:
+    world = World(6, 2, seed=3)
+    parts = random_parts(world, scattered=False)
+    tokens = world.tokens(sum(part.num_tokens for part in parts))
+    together = world.run(parts, tokens)
+    start = 0
+    for part in parts:
+        stop = start + part.num_tokens
+        query, key, value = (rows[:, :, start:stop] for rows in tokens)
+        assert torch.equal(world.run([part], (query, key, value)), together[start:stop])
+        start = stop
+
+
+def test_rows_that_no_token_sees_any_more_are_not_read() -> None:
+    world = World(6, 2, seed=4)
+    kv = world.sequence(200)
+    kv.reserve(2)
+    world.pool.groups[0][:, :, kv.slot_list(0, 160)] = torch.nan
+    part = SequencePass(kv, (1, 2), num_logits=1)
+    assert world.run([part], world.tokens(2), window=32).isfinite().all()
+
+
+def test_neighbouring_pages_are_read_in_place() -> None:
+    world = World(6, 2, seed=5)
+    kv = world.sequence(200)
+    (piece,) = plan_pass([SequencePass(kv, (1,))], CPU).sequences[0].view(None, 3, torch.float32).pieces
+    keys = world.pool.groups[0][0]
+    assert piece.rows(keys).untyped_storage().data_ptr() == keys.untyped_storage().data_ptr()
+
+
+def test_a_badly_scattered_sequence_is_moved_together_before_the_pass() -> None:
+    world = World(6, 2, seed=6)
+    others = [world.sequence(PAGE_TOKENS) for _ in range(12)]
+    kv = world.sequence(1)
+    for other in others[::2]:
+        other.free()
+    for start in range(1, 6 * PAGE_TOKENS):
+        kv.reserve(1)
+        kv.commit(1)
+        if start % PAGE_TOKENS == 0:
+            world.sequence(1)
+    pages = kv.pages
+    shuffled = [*pages[::2], *pages[1::2]][::-1]
+    kv.pages[:] = shuffled
+    rows = world.pool.groups[0][:, :, kv.slot_list(0, kv.num_rows)].clone()
+    assert len(page_runs(kv.pages)) > MAX_RUNS
+    kv.reserve(1)
+    plan_pass([SequencePass(kv, (1,))], CPU)
+    assert len(page_runs(kv.pages)) <= MAX_RUNS
+    assert torch.equal(world.pool.groups[0][:, :, kv.slot_list(0, kv.num_rows)], rows)
+    world.pool.check_integrity()

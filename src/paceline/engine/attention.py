@@ -212,7 +212,7 @@ def _by_scores(
         if (mask := view.mask_of(piece)) is not None:
             hidden = slice(max(view.masked_from - piece.start, 0), None)
             score[..., hidden] += mask[:, hidden]
-    weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1, dtype=torch.float32).to(rows.dtype)
+    weights = torch.cat(scores, dim=-1).float().softmax(-1).to(rows.dtype)
     split = torch.split(weights, [keys.shape[1] for keys, _ in parts], dim=-1)
     result = torch.bmm(split[0], parts[0][1])
     for weight, (_, values) in zip(split[1:], parts[1:], strict=True):

@@ -52,13 +52,50 @@ class Shaping:
         """Truncates and samples rows that are scaled already and have finite maxima. Returns ids, int64 # [rows]."""
         if not self.truncates:
             return keyed_argmax(logits, keys)
-        totals = self._totals(logits)
-        kept, ids, complete = self._shortlist(logits, totals, _SHORTLIST)
+        if self.top_p < 1.0 and not self.top_k:
+            return self._choose_by_mass(logits, keys)
+        kept, ids, complete = self._shortlist(logits, None, _SHORTLIST)
         tokens = keyed_argmax_of(kept, ids, keys)
         if not complete.all():
-            wide = ~complete
-            tokens[wide] = self._choose_wide(logits[wide], keys[wide], None if totals is None else totals[wide])
+            tokens[~complete] = keyed_argmax(self.kept(logits[~complete]), keys[~complete])
         return tokens
+
+    def _choose_by_mass(self, logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Samples rows under top_p without top_k, and without looking for its floor where that is far down.
+
+        The best of all tokens is the best of those that stay if it stays itself, and top_p keeps it if what is likelier
+        than it has less mass than top_p. If not, neither it nor any less likely token stays, and the rest is sampled
+        again.
+        """
+        best = logits.amax(-1, keepdim=True)
+        weights = (logits - best).exp_()
+        totals = weights.sum(-1, dtype=torch.float64)
+        # Few tokens can have this much; if they are enough together, nothing else stays.
+        heavy = torch.where(weights * _SHORTLIST >= totals.unsqueeze(1), weights, 0.0)
+        if len(keys) == 1 and heavy.sum(dtype=torch.float64) >= self.top_p * totals:
+            heavy_ids = heavy.nonzero()[:, 1].unsqueeze(0)
+            heaviest, order = logits.gather(1, heavy_ids).sort(descending=True)
+            floors, _ = self._floors(heaviest, totals, logits.shape[1])
+            heaviest.masked_fill_(heaviest < floors, -torch.inf)
+            return keyed_argmax_of(heaviest, heavy_ids.gather(1, order), keys)
+        left = logits
+        if self.min_p > 0.0:
+            left = logits.masked_fill(logits < best + math.log(self.min_p), -torch.inf)
+        tokens = keyed_argmax(left, keys, None if self.min_p > 0.0 else weights)
+        cut_off = self._cut_off_by_top_p(logits, weights, totals, tokens)
+        while cut_off.any():
+            values = logits[cut_off].gather(1, tokens[cut_off].unsqueeze(1))
+            still_left = left[cut_off].masked_fill(logits[cut_off] <= values, -torch.inf)
+            tokens[cut_off] = keyed_argmax(still_left, keys[cut_off])
+            cut_off = self._cut_off_by_top_p(logits, weights, totals, tokens)
+        return tokens
+
+    def _cut_off_by_top_p(
+        self, logits: torch.Tensor, weights: torch.Tensor, totals: torch.Tensor, tokens: torch.Tensor
+    ) -> torch.Tensor:
+        """Whether what is likelier than a row's token has the mass that top_p asks for. # [rows] bool."""
+        likelier = torch.where(logits > logits.gather(1, tokens.unsqueeze(1)), weights, 0.0)
+        return likelier.sum(-1, dtype=torch.float64) >= self.top_p * totals
 
     def shortlist(self, logits: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The best tokens of each row that truncation leaves.
@@ -100,12 +137,29 @@ class Shaping:
         Returns:
             Float32 # [rows].
         """
-        best = logits.sort(dim=-1, descending=True).values
-        return self._floors(best, self._totals(logits), logits.shape[1])[0]
+        totals = self._totals(logits)
+        best = logits.topk(min(_SHORTLIST, logits.shape[1]), dim=-1).values
+        floors, complete = self._floors(best, totals, logits.shape[1])
+        if not complete.all():
+            wide = ~complete
+            floors[wide] = self._floors_wide(logits[wide], None if totals is None else totals[wide])
+        return floors
+
+    def _floors_wide(self, logits: torch.Tensor, totals: torch.Tensor | None) -> torch.Tensor:
+        """Floors of rows of which more stays than the shortlist holds."""
+        num_candidates = vocab_size = logits.shape[1]
+        if totals is not None:
+            # All tokens below this together have half of the mass that top_p cuts off, so what stays is above.
+            least = (totals * ((1.0 - self.top_p) / (2 * vocab_size))).log_().float() + logits.amax(-1)
+            num_candidates = int((logits >= least.unsqueeze(1)).sum(-1).amax())
+        best = logits.topk(num_candidates, dim=-1).values
+        return self._floors(best, totals, vocab_size)[0]
 
     def _totals(self, logits: torch.Tensor) -> torch.Tensor | None:
         """Sum of exp(logit - best logit) where top_p needs it of the whole row. # [rows] float64."""
-        return 1.0 / logits.softmax(-1).amax(-1).double() if self.top_p < 1.0 and not self.top_k else None
+        if self.top_p == 1.0 or self.top_k:
+            return None
+        return (logits - logits.amax(-1, keepdim=True)).exp_().sum(-1, dtype=torch.float64)
 
     def _floors(
         self, best: torch.Tensor, totals: torch.Tensor | None, vocab_size: int
@@ -130,34 +184,6 @@ class Shaping:
         if self.min_p > 0.0:
             floors = torch.maximum(floors, best[:, 0] + math.log(self.min_p))
         return floors, final if self.top_k else final | (best[:, -1] < floors)
-
-    def _choose_wide(self, logits: torch.Tensor, keys: torch.Tensor, totals: torch.Tensor | None) -> torch.Tensor:
-        """Samples rows of which more stays than the shortlist holds.
-
-        Without sorting: the best of all tokens is the best of those that stay if it stays itself, and top_p keeps it
-        if what is likelier than it has less mass than top_p. If not, neither it nor any less likely token stays, and
-        the rest is sampled again.
-        """
-        best = logits.amax(-1, keepdim=True)
-        if self.top_k:
-            floors = self.floors(logits).unsqueeze(1)
-        else:
-            floors = best + (math.log(self.min_p) if self.min_p > 0.0 else -torch.inf)
-        left = logits.masked_fill(logits < floors, -torch.inf)
-        if totals is None:
-            return keyed_argmax(left, keys)
-        weights = (logits - best).exp_()
-        tokens = torch.empty_like(keys)
-        open_rows = torch.arange(len(keys), device=keys.device)
-        while len(open_rows):
-            chosen = keyed_argmax(left[open_rows], keys[open_rows])
-            tokens[open_rows] = chosen
-            values = logits[open_rows].gather(1, chosen.unsqueeze(1))
-            likelier = torch.where(logits[open_rows] > values, weights[open_rows], 0.0).sum(-1, dtype=torch.float64)
-            cut_off = likelier >= self.top_p * totals[open_rows]
-            open_rows, values = open_rows[cut_off], values[cut_off]
-            left[open_rows] = left[open_rows].masked_fill(left[open_rows] <= values, -torch.inf)
-        return tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,15 @@ _MULTIPLIER_2 = 0x94D049BB133111EB
 
 UNIFORM_BITS = 52
 _UNIFORM_SCALE = 2.0**-UNIFORM_BITS
-_LOG_UNIFORM_STEPS = UNIFORM_BITS * 0.6931471805599453
 
-_SHORTLIST = 8
+_COARSE_BITS = 31
+"""Top bits of a hash that the last step of `mix` leaves alone."""
+_LOG_COARSE_STEPS = _COARSE_BITS * 0.6931471805599453
+_HALF_STEP = 2.0 ** (_COARSE_BITS - UNIFORM_BITS - 1)
+"""The half of the uniform, in coarse steps."""
+
+_NEAR = 1 / 8
+"""Bounds below this part of the best one are not looked at; about nine are above it."""
 _BOUND_SLACK = 1e-3
 _CPU_CHUNK_ELEMENTS = 1 << 16
 """Fits the temporaries of a chunk into the L2 cache: one row of a usual vocabulary."""
@@ -74,13 +80,20 @@ def _mix_int(value: int) -> int:
     return value ^ (value >> 31)
 
 
+def _stir_(values: torch.Tensor, shift: int) -> torch.Tensor:
+    """Xors with `values >> shift` in place; torch shifts arithmetically, so the sign bits are masked away."""
+    return values.bitwise_xor_((values >> shift).bitwise_and_((1 << (64 - shift)) - 1))
+
+
+def _mix_all_but_last_(values: torch.Tensor) -> torch.Tensor:
+    """`mix` on int64 in place, without its last step, which changes the lower 33 bits only."""
+    _stir_(values, 30).mul_(_signed(_MULTIPLIER_1))
+    return _stir_(values, 27).mul_(_signed(_MULTIPLIER_2))
+
+
 def _mix_(values: torch.Tensor) -> torch.Tensor:
-    """`mix` on int64 in place; torch shifts arithmetically, so the sign bits are masked away."""
-    for shift, multiplier in ((30, _MULTIPLIER_1), (27, _MULTIPLIER_2), (31, None)):
-        values.bitwise_xor_((values >> shift).bitwise_and_((1 << (64 - shift)) - 1))
-        if multiplier is not None:
-            values.mul_(_signed(multiplier))
-    return values
+    """`mix` on int64 in place."""
+    return _stir_(_mix_all_but_last_(values), 31)
 
 
 @lru_cache(maxsize=16)
@@ -111,8 +124,11 @@ def noise_keys(
     return torch.tensor(keys, dtype=torch.int64, device=device)
 
 
-def _hash_all(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    return _mix_(keys.unsqueeze(1) + _id_offsets(vocab_size, keys.device))
+def _coarse_uniforms(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Lower bounds of all uniforms, nearly equal to them, in steps of 2**-31. # [rows, vocab_size] float32."""
+    hashes = _mix_all_but_last_(keys.unsqueeze(1) + _id_offsets(vocab_size, keys.device))
+    steps = hashes.bitwise_right_shift_(64 - _COARSE_BITS).bitwise_and_((1 << _COARSE_BITS) - 1)
+    return steps.float().add_(_HALF_STEP)
 
 
 def _top_bits_(hashes: torch.Tensor) -> torch.Tensor:
@@ -160,16 +176,18 @@ def keyed_argmax_of(
 def keyed_argmax(
     logits: torch.Tensor,  # [rows, vocab_size] float32
     keys: torch.Tensor,  # [rows] int64
+    weights: torch.Tensor | None = None,  # [rows, vocab_size] float32
 ) -> torch.Tensor:
     """Samples each row from softmax(logits): the id with the largest logit + Gumbel noise, the lowest among equals.
 
     Logarithms are taken only where the noise can win. As -log1p(-u) >= u, the score of a token is at most
-    logit - log(u); so exp(logit) / u, in float32, ranks upper bounds, and the best few are scored exactly. When the
-    last of those few could still have been beaten by one that was left out, which is rare, the row is done in full.
+    logit - log(u); so exp(logit) / u, in float32, ranks upper bounds, and those near the best one are scored exactly.
+    When a token that was left out could still have won, which is rare, the row is done in full.
 
     Args:
         logits: processed rows; -inf excludes a token, each row has a finite maximum and no NaN. Not changed.
         keys: one key per row, from `noise_keys`.
+        weights: exp(logits - largest logit of the row), for callers that have them. Not changed.
 
     Returns:
         Chosen ids, int64 # [rows].
@@ -177,25 +195,28 @@ def keyed_argmax(
     num_rows, vocab_size = logits.shape
     elements = _CPU_CHUNK_ELEMENTS if logits.device.type == "cpu" else _GPU_CHUNK_ELEMENTS
     chunk = max(1, elements // vocab_size)
-    parts = [
-        _keyed_argmax_chunk(logits[start : start + chunk], keys[start : start + chunk])
-        for start in range(0, num_rows, chunk)
-    ]
+    parts = []
+    for start in range(0, num_rows, chunk):
+        rows = slice(start, start + chunk)
+        parts.append(_keyed_argmax_chunk(logits[rows], keys[rows], None if weights is None else weights[rows]))
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=logits.device)
 
 
-def _keyed_argmax_chunk(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+def _keyed_argmax_chunk(logits: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
     vocab_size = logits.shape[1]
-    if vocab_size <= _SHORTLIST:
-        return keyed_argmax_of(logits, torch.arange(vocab_size, device=logits.device).expand_as(logits), keys)
-    best_logit = logits.amax(-1, keepdim=True)
-    steps = _top_bits_(_hash_all(keys, vocab_size)).float().add_(0.5)
-    ranks, shortlist = (logits - best_logit).exp_().div_(steps).topk(_SHORTLIST, dim=-1)
-    scores = logits.gather(1, shortlist).double() + gumbel(keys, shortlist)
-    # Upper bound of every score outside the shortlist; the slack covers float32 rounding.
-    outside = ranks[:, -1].double().log_() + _LOG_UNIFORM_STEPS + best_logit[:, 0].double() + _BOUND_SLACK
-    chosen = _argmax_lowest_id(scores, shortlist)
-    for row in (outside >= scores.amax(-1)).nonzero()[:, 0].tolist():
+    best_logits = logits.amax(-1, keepdim=True)
+    if weights is None:
+        weights = (logits - best_logits).exp_()
+    ranks = _coarse_uniforms(keys, vocab_size).reciprocal_().mul_(weights)
+    near = ranks.amax(-1, keepdim=True) * _NEAR
+    rows, token_ids = (ranks >= near).nonzero(as_tuple=True)
+    scores = logits[rows, token_ids].double() + gumbel(keys[rows], token_ids.unsqueeze(1))[:, 0]
+    best_scores = torch.full_like(keys, -torch.inf, dtype=torch.float64).scatter_reduce_(0, rows, scores, "amax")
+    token_ids = token_ids.masked_fill(scores < best_scores[rows], vocab_size)
+    chosen = torch.full_like(keys, vocab_size).scatter_reduce_(0, rows, token_ids, "amin")
+    # Upper bound of every score that was left out; the slack covers float32 rounding.
+    left_out = (near.double().log_() + best_logits.double())[:, 0] + (_LOG_COARSE_STEPS + _BOUND_SLACK)
+    for row in (left_out >= best_scores).nonzero()[:, 0].tolist():
         chosen[row] = keyed_argmax_brute_force(logits[row : row + 1], keys[row : row + 1])[0]
     return chosen
 

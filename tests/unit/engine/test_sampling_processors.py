@@ -100,7 +100,10 @@ class TestTruncation:
         masked = logits
         if shaping.truncates:
             masked = logits.masked_fill(logits < shaping.floors(logits).unsqueeze(1), -torch.inf)
-        assert torch.equal(shaping.choose(logits, keys), keyed_argmax(masked, keys))
+        expected = keyed_argmax(masked, keys)
+        assert torch.equal(shaping.choose(logits, keys), expected)
+        alone = [shaping.choose(logits[row : row + 1], keys[row : row + 1]) for row in range(3)]
+        assert torch.equal(torch.cat(alone), expected)
 
     @pytest.mark.parametrize("shortlist", [1, 2, 7, 64])
     def test_length_of_the_shortlist_does_not_matter(self, shortlist: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +117,9 @@ class TestTruncation:
     def test_rows_do_not_depend_on_their_neighbours(self) -> None:
         logits = torch.cat([random_logits(7, 3, 2000, 4.0), random_logits(8, 3, 2000, 0.2)])
         for shaping in (Shaping(top_p=0.9), Shaping(top_k=300, top_p=0.8), Shaping(min_p=0.3)):
+            keys = noise_keys([5] * 6, list(range(6)))
+            chosen = [shaping.choose(logits[row : row + 1], keys[row : row + 1]) for row in range(6)]
+            assert torch.equal(shaping.choose(logits, keys), torch.cat(chosen))
             together = shaping.floors(logits)
             alone = torch.cat([shaping.floors(logits[row : row + 1]) for row in range(6)])
             assert torch.equal(together, alone)

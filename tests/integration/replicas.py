@@ -205,10 +205,11 @@ async def verifier_replica(
     limits: ActorLimits | None = None,
     connect_limits: ConnectLimits | None = None,
     engine_class: type[TargetEngine] = TargetEngine,
+    gather_window_s: float = 0.0,
 ) -> AsyncIterator[VerifierReplica]:
     """A verifier on a weightless runner; at the end no session and no page may be left behind its engine."""
     engine = engine_class(runner, options=options or TargetOptions())
-    actor = VerifyActor(engine, limits or ActorLimits())
+    actor = VerifyActor(engine, limits or ActorLimits(), gather_window_s=gather_window_s)
     info = ModelInfo("toy", runner.info.vocab_size, runner.info.max_model_len, (), "toy-tokenizer", BOOT_ID)
     service = VerifierService(verifier_door(connect_limits), lambda: Replica(actor, info))
     async with _serve(service, actor, verifier_link) as replica:

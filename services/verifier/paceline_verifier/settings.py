@@ -35,7 +35,7 @@ class VerifierSettings(ModelServiceSettings):
     """Part of a pass that prompts get at least while any is being read, so that blocks do not keep them waiting."""
     prefix_caching: bool = True
     """Whether sessions share the key/value rows of equal beginnings of their texts."""
-    gather_window_ms: float = Field(default=2.0, ge=0, le=100)
+    gather_window_ms: float = Field(default=3.0, ge=0, le=100)
     """How long a pass waits for sessions that the last one answered and that are usually back by then, in milliseconds;
     never longer than a pass takes. 0 for no waiting."""
     orphan_ttl_ms: int = Field(default=10_000, ge=0)

@@ -149,9 +149,14 @@ class Shaping:
         """Floors of rows of which more stays than the shortlist holds."""
         num_candidates = vocab_size = logits.shape[1]
         if totals is not None:
-            # All tokens below this together have half of the mass that top_p cuts off, so what stays is above.
-            least = (totals * ((1.0 - self.top_p) / (2 * vocab_size))).log_().float() + logits.amax(-1)
-            num_candidates = int((logits >= least.unsqueeze(1)).sum(-1).amax())
+            # Tokens that together have the mass which top_p asks for: nothing below the least of them stays.
+            weights = (logits - logits.amax(-1, keepdim=True)).exp_()
+            least, mass = totals.unsqueeze(1) / _SHORTLIST, self.top_p * totals
+            heavy = weights.new_zeros(weights.shape)
+            while not (heavy.sum(-1, dtype=torch.float64) >= mass).all():
+                least = least / 8
+                heavy = torch.where(weights >= least, weights, 0.0)
+            num_candidates = int((heavy > 0.0).sum(-1).amax())
         best = logits.topk(num_candidates, dim=-1).values
         return self._floors(best, totals, vocab_size)[0]
 

@@ -176,7 +176,9 @@ def attend(
     rows = query.reshape(keys.shape[0], repeats * num_new, head_dim)
     scale = head_dim**-0.5 if scaling is None else scaling
     parts = [(piece.rows(keys), piece.rows(values)) for piece in view.pieces]
-    if softcap is not None or (len(parts) > 1 and rows.shape[1] <= _FEW_QUERIES):
+    # Scores that are rounded to half precision are several times less exact than what the fused kernels keep.
+    few = rows.shape[1] <= _FEW_QUERIES and rows.dtype == torch.float32
+    if softcap is not None or (len(parts) > 1 and few):
         result = _by_scores(rows, parts, view, scale, softcap)
     elif len(parts) == 1:
         # [1, num_kv_heads, repeats * num_new, value_dim]

@@ -29,21 +29,24 @@ def random_tree(generator: random.Random, num_nodes: int, *, chain: bool) -> Dra
 
 
 def scatter(kv: SequenceKV, pool: KVPool, order: Sequence[int]) -> None:
-    """Puts the sequence's rows into other pages, in the given order of them."""
-    moved = [page + NUM_PAGES // 2 for page in order]
-    for source, target in zip(list(kv.pages), moved, strict=True):
+    """Puts the sequence's rows into other pages, in the given order of them, and fills the pool: there they stay."""
+    taken = pool.take_pages(len(order), NUM_PAGES // 2 - 1)
+    moved = [taken[index] for index in order]
+    for source, target in zip(kv.pages, moved, strict=True):
         pool.copy_rows(source, target, PAGE_TOKENS)
+    pool.release(kv.pages)
     kv.pages[:] = moved
+    pool.take_pages(pool.pages_available, None)
 
 
 class World:
     """A pool of random rows, and random new tokens for the parts of a pass."""
 
-    def __init__(self, num_heads: int, num_kv_heads: int, seed: int) -> None:
+    def __init__(self, num_heads: int, num_kv_heads: int, seed: int, dtype: torch.dtype = torch.float32) -> None:
         self.generator = random.Random(seed)
         torch.manual_seed(seed)
         self.attention = PagedAttention.for_layers([None], num_kv_heads, HEAD_DIM)
-        self.pool = KVPool(self.attention.plane_shapes(), NUM_PAGES, PAGE_TOKENS, prefix_caching=False)
+        self.pool = KVPool(self.attention.plane_shapes(), NUM_PAGES, PAGE_TOKENS, dtype=dtype, prefix_caching=False)
         for group in self.pool.groups:
             group.normal_()
         self.attention.attach(self.pool)
@@ -114,7 +117,7 @@ def random_parts(world: World, *, scattered: bool) -> list[SequencePass]:
         kv.reserve(part.num_tokens)
         parts.append(part)
     if scattered:
-        # One alone, since the upper half of the pool takes its pages.
+        # One alone, since nothing else fits into the pool any more.
         last = parts[-1]
         order = list(range(len(last.kv.pages)))
         cut = len(order) // 2
@@ -174,6 +177,22 @@ def test_a_sequence_gets_the_same_bits_whoever_is_beside_it() -> None:
         query, key, value = (rows[:, :, start:stop] for rows in tokens)
         assert torch.equal(world.run([part], (query, key, value)), together[start:stop])
         start = stop
+
+
+def test_half_precision_is_rounded_once_however_many_pieces_are_read() -> None:
+    world = World(6, 2, seed=7, dtype=torch.bfloat16)
+    kv = world.sequence(10 * PAGE_TOKENS)
+    kv.pages[:] = [*kv.pages[5:], *kv.pages[:5]]
+    kv.reserve(5)
+    part = SequencePass(kv, tuple(range(5)), num_logits=1)
+    query, key, value = (rows.bfloat16() for rows in world.tokens(5))
+    result = world.run([part], (6 * query, key, value)).double()
+    plan = world.attention.plan
+    assert plan is not None
+    assert len(plan.sequences[0].view(None, 3, torch.bfloat16).pieces) > 1
+    expected = world.expected(part, 6 * query[0], None, None)
+    rounded_once = (expected.bfloat16().double() - expected).abs().mean()
+    assert (result - expected).abs().mean() < 3 * rounded_once
 
 
 def test_rows_that_no_token_sees_any_more_are_not_read() -> None:

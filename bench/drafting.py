@@ -21,24 +21,22 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from bench.lossless import TARGET, chat_prompts
 from bench.prompts import PROMPTS, Prompt
 from bench.report import write_report
 from paceline.drafting.build import MethodSettings, RunnerKind, build_method
 from paceline.drafting.local import LocalDrafter
 from paceline.drafting.method import DraftMethod
-from paceline.engine.loader import load_model
+from paceline.engine.load_runner import load_runner
 from paceline.engine.local import LocalRequest, LocalResult, generate
+from paceline.engine.runner_options import RunnerOptions
 from paceline.engine.target import TargetEngine
-from paceline.engine.transformers_runner import RunnerOptions, TransformersRunner
 from paceline.messages import SamplingParams
 from paceline.model_source import resolve
 from paceline.quantize import Bits
 from paceline.speculation.tree import DraftTree
-from paceline.text.chat_template import ChatTemplate
-from paceline.text.request import ChatMessage
 from paceline.text.tokenizer import Tokenizer
 
-TARGET = "smollm2-135m-instruct"
 MAX_MODEL_LEN = 2048
 
 _SAMPLINGS = {
@@ -116,14 +114,12 @@ class Bench:
     def __init__(self, target: str, prompts: Sequence[Prompt], max_tokens: int) -> None:
         folder = resolve(target, progress=print)
         tokenizer = Tokenizer.load(folder)
-        template = ChatTemplate.load(folder, tokenizer.special_tokens)
         self.prompts = prompts
         self.max_tokens = max_tokens
-        self.ids = [
-            tokenizer.encode(template.render([ChatMessage("user", prompt.text)]), add_special_tokens=False)
-            for prompt in prompts
-        ]
-        runner = TransformersRunner(load_model(folder), RunnerOptions(kv_bytes=256 << 20, max_model_len=MAX_MODEL_LEN))
+        self.ids = chat_prompts(folder, [prompt.text for prompt in prompts])
+        # Without prefix caching no run gets rows from the one before it on the same prompt.
+        options = RunnerOptions(kv_bytes=256 << 20, max_model_len=MAX_MODEL_LEN, prefix_caching=False)
+        runner = load_runner(folder, options=options)
         self.engine = TargetEngine(runner, eos_token_ids=tokenizer.eos_token_ids, vocab_size=tokenizer.vocab_size)
 
     def plain(self, index: int, sampling: SamplingParams) -> Run:

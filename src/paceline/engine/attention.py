@@ -25,9 +25,7 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from paceline.engine.kv.pool import KVPool, PlaneShape
-from paceline.engine.pass_plan import PassPlan, SequencePlan, View, plan_pass
-
-__all__ = ["ATTENTION_NAME", "LAYER_STATE", "PagedAttention", "PassPlan", "paged_attention", "plan_pass"]
+from paceline.engine.pass_plan import PassPlan, SequencePlan, View
 
 ATTENTION_NAME = "paceline_paged"
 """Name under which the function is registered with `transformers`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
+from paceline.speculation.tree import DraftTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,6 @@ class CutBlock:
     def path_as_sent(self, path: tuple[int, ...]) -> tuple[int, ...]:
         """A path of `tree` in the node numbers of the block as it was sent."""
         return tuple(self.sent_nodes[node] for node in path)
-
-
-EMPTY_CUT = CutBlock(EMPTY_BLOCK, (0,))
 
 
 def cut_block(block: DraftTree, *, vocab_size: int, max_nodes: int, max_depth: int) -> CutBlock:

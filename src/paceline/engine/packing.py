@@ -6,7 +6,7 @@ a verify pass of five tokens costs twice a plain one. Weights reordered once int
 
 The blocked copy takes the place of the plain weight, which is freed, so weights are in memory once. The exception is a
 head tied to the embedding in a model of `transformers`: the embedding looks up rows of the plain table, the head
-multiplies by a packed copy of it. The native runner has one copy for both (`paceline.engine.native.tied_table`).
+multiplies by a packed copy of it. The native runner has one copy for both (`paceline.engine.native.tables`).
 
 A row's result never depends on the other rows' values. With any matrix kernel its last bits may depend on how many
 rows are multiplied together; the packed kernel has given the same bits for every number of rows so far, which nothing

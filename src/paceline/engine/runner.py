@@ -23,10 +23,9 @@ class SequencePass:
 
     Attributes:
         kv: the sequence's rows; rows [0, kv.num_rows) are computed and this pass writes the rows after them, one per
-        fed token.
+            fed token.
         tokens: tokens at positions [kv.num_rows, kv.num_rows + len(tokens)), each seeing all rows before it. At least
-        one.
-            The last one is the tree's root.
+            one; the last one is the tree's root.
         tree: draft tokens under the last of `tokens`; node position = root position + depth.
         num_logits: how many of the last fed rows need logits; the root and the tree need `1 + tree.num_draft_tokens`,
             a prefill chunk needs 0.
@@ -88,8 +87,7 @@ class ModelRunner(Protocol):
         """Runs one pass.
 
         Writes the fed tokens' key/value rows after `kv.num_rows` without making them part of the sequence: the caller
-        keeps what it
-        wants with `SequenceKV.commit`. The caller has reserved the rows with `SequenceKV.reserve`.
+        keeps what it wants with `SequenceKV.commit`, and has reserved the rows with `SequenceKV.reserve`.
 
         Returns:
             Per part, float32 logits # [num_logits, vocab_size], row i for the (num_logits - i)-th last fed token.

@@ -134,14 +134,12 @@ class Want:
         tokens: all its tokens from the first on, more than it has rows; read until the next plan.
         tree: draft tokens under the last of them.
         wants_logits: whether the part that ends the chain gives logits of its last token and the tree.
-        may_adopt: whether `tokens` are committed, so that rows of others may stand in for missing ones.
     """
 
     holder: Holder
     tokens: Sequence[int]
     tree: DraftTree = EMPTY_BLOCK
     wants_logits: bool = True
-    may_adopt: bool = True
 
     @property
     def num_chain(self) -> int:
@@ -242,7 +240,7 @@ class Scheduler:
         holder.kv.free()
 
     def adopt(self, holder: Holder, tokens: Sequence[int]) -> int:
-        """Attaches published rows that continue the sequence's own; returns how many. All tokens must be committed."""
+        """Attaches published rows of these tokens that continue the sequence's own; returns how many."""
         if not holder.queried:
             holder.queried = True
             self._queried_tokens += len(tokens) - holder.kv.num_rows
@@ -330,8 +328,7 @@ class _Planning:
         want = self._wants[index]
         if want.holder in self._settled or want.holder in self._blocked or budget < 1:
             return 0
-        if want.may_adopt:
-            self._scheduler.adopt(want.holder, want.tokens)
+        self._scheduler.adopt(want.holder, want.tokens)
         if want.num_tokens <= budget:
             return self._add(index, want.num_chain, want.tree)
         # The last token comes with its block.

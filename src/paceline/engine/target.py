@@ -33,15 +33,7 @@ from paceline.engine.target_checks import CommandChecks
 from paceline.engine.target_session import Entry, Session, Work
 from paceline.errors import CapacityExceeded, ConfigurationError, ModelError, PacelineError
 from paceline.kv_usage import KvUsage
-from paceline.messages import (
-    Evicted,
-    Failed,
-    NeedTokens,
-    Open,
-    Opened,
-    Verified,
-    Verify,
-)
+from paceline.messages import Evicted, Failed, NeedTokens, Open, Opened, Verified, Verify
 from paceline.pass_size import PassSize
 from paceline.token_log import TokenLog, common_prefix_len
 

@@ -7,17 +7,16 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
-from paceline.engine.attention import ATTENTION_NAME, LAYER_STATE, PagedAttention, plan_pass
+from paceline.engine.attention import ATTENTION_NAME, LAYER_STATE, PagedAttention
 from paceline.engine.kv.pool import SequenceKV
 from paceline.engine.loader import LoadedModel, own_logits
 from paceline.engine.packing import PackingReport, pack_linears
+from paceline.engine.pass_plan import plan_pass
 from paceline.engine.runner import RunnerInfo, SequencePass
 from paceline.engine.runner_options import DEFAULT_OPTIONS, RunnerChoice, RunnerOptions
 from paceline.engine.runner_setup import attach_pool, describe
 from paceline.engine.self_check import check_runner, check_sequence
 from paceline.errors import ModelError
-
-__all__ = ["RunnerOptions", "TransformersRunner"]
 
 
 class TransformersRunner:

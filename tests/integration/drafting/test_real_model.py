@@ -10,8 +10,9 @@ from paceline.drafting.build import MethodSettings, RunnerKind, build_method
 from paceline.drafting.local import LocalDrafter
 from paceline.engine.loader import load_model
 from paceline.engine.local import LocalRequest, generate
+from paceline.engine.runner_options import RunnerOptions
 from paceline.engine.target import TargetEngine
-from paceline.engine.transformers_runner import RunnerOptions, TransformersRunner
+from paceline.engine.transformers_runner import TransformersRunner
 from paceline.messages import SamplingParams
 from paceline.model_source import resolve
 from paceline.text.chat_template import ChatTemplate

@@ -12,7 +12,8 @@ from paceline.drafting.draft_runner import Feed
 from paceline.drafting.method import DraftJob
 from paceline.drafting.torch_runner import TorchDraftRunner
 from paceline.engine.loader import load_model
-from paceline.engine.transformers_runner import RunnerOptions, TransformersRunner
+from paceline.engine.runner_options import RunnerOptions
+from paceline.engine.transformers_runner import TransformersRunner
 from paceline.errors import CapacityExceeded
 from paceline.messages import SamplingParams
 from tests.integration.drafting.conftest import TINY_CONTEXT, TINY_VOCAB

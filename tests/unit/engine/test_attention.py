@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from paceline.engine import attention as attention_module
-from paceline.engine.attention import PagedAttention, plan_pass
+from paceline.engine.attention import PagedAttention
 from paceline.engine.kv.pool import KVPool, SequenceKV
 from paceline.engine.kv.sequence import page_runs
-from paceline.engine.pass_plan import MAX_RUNS
+from paceline.engine.pass_plan import MAX_RUNS, plan_pass
 from paceline.engine.runner import SequencePass
 from paceline.speculation.tree import DraftTree
 

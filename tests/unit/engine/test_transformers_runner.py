@@ -17,8 +17,9 @@ from paceline.engine.loader import ModelDtype, load_model
 from paceline.engine.local import LocalRequest, generate
 from paceline.engine.native.native_runner import NativeRunner
 from paceline.engine.runner import SequencePass
+from paceline.engine.runner_options import RunnerOptions
 from paceline.engine.target import TargetEngine
-from paceline.engine.transformers_runner import RunnerOptions, TransformersRunner
+from paceline.engine.transformers_runner import TransformersRunner
 from paceline.errors import ConfigurationError, ModelError
 from paceline.messages import SamplingParams
 from paceline.speculation.tree import DraftTree

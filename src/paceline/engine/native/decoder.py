@@ -18,9 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from paceline.engine.attention import PagedAttention, PassPlan
+from paceline.engine.attention import PagedAttention
 from paceline.engine.native.tables import Embedding
 from paceline.engine.native.weights import Weight
+from paceline.engine.pass_plan import PassPlan
 
 Rotary = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """What `transformers` calls a rotary embedding: any tensor of the right type and positions # [1, num_tokens] to cosines

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.engine.attention import PagedAttention, plan_pass
+from paceline.engine.attention import PagedAttention
 from paceline.engine.kv.pool import SequenceKV
 from paceline.engine.loader import LoadedModel, own_logits
 from paceline.engine.native.build import build_decoder
 from paceline.engine.native.family import native_obstacle
+from paceline.engine.pass_plan import plan_pass
 from paceline.engine.runner import RunnerInfo, SequencePass
 from paceline.engine.runner_options import DEFAULT_OPTIONS, Quantization, RunnerChoice, RunnerOptions
 from paceline.engine.runner_setup import attach_pool, describe

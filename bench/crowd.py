@@ -34,14 +34,12 @@ class CrowdOutcome:
         results: one per arrival, in the order given.
         num_passes: passes of the engine.
         most_sessions: most sessions in one pass.
-        most_tokens: most tokens in one pass.
         num_mixed_passes: passes that fed a prompt's chunk beside another session's block.
     """
 
     results: tuple[LocalResult, ...]
     num_passes: int
     most_sessions: int
-    most_tokens: int
     num_mixed_passes: int
 
 
@@ -73,7 +71,7 @@ def run_crowd(
     waiting = sorted(range(len(arrivals)), key=lambda index: arrivals[index].step)
     running: dict[str, Generation] = {}
     results: dict[int, LocalResult] = {}
-    num_passes = most_sessions = most_tokens = num_mixed = 0
+    num_passes = most_sessions = num_mixed = 0
     try:
         while waiting or running:
             while waiting and (arrivals[waiting[0]].step <= num_passes or not running):
@@ -91,7 +89,7 @@ def run_crowd(
             answers = engine.step()
             size = engine.last_pass
             num_passes += 1
-            most_sessions, most_tokens = max(most_sessions, size.num_sessions), max(most_tokens, size.num_tokens)
+            most_sessions = max(most_sessions, size.num_sessions)
             num_mixed += 0 < len(answers) < size.num_sessions
             for answer in answers:
                 if isinstance(answer, Failed):
@@ -107,4 +105,4 @@ def run_crowd(
         for session in running:
             engine.close(session)
     ordered = tuple(results[index] for index in range(len(arrivals)))
-    return CrowdOutcome(ordered, num_passes, most_sessions, most_tokens, num_mixed)
+    return CrowdOutcome(ordered, num_passes, most_sessions, num_mixed)

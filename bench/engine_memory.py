@@ -21,8 +21,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from bench.ratios import Ratio, show_ratios
 from bench.report import write_report
-from bench.targets import Ratio, show_ratios
 from paceline.engine.load_runner import load_runner
 from paceline.engine.runner import SequencePass
 from paceline.engine.runner_options import RunnerChoice, RunnerOptions

@@ -22,8 +22,8 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaForCausalLM
 
 from bench.kernel_meter import bare_products
+from bench.ratios import Ratio, show_ratios
 from bench.report import write_report
-from bench.targets import Ratio, show_ratios
 from bench.turns import take_turns
 from paceline.engine.load_runner import load_runner
 from paceline.engine.runner import ModelRunner, SequencePass

@@ -31,8 +31,8 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from bench.kernel_meter import kernel_meter
 from bench.lossless import TARGET, chat_prompts, demo_method
 from bench.prompts import PROMPTS
+from bench.ratios import Ratio, show_ratios
 from bench.report import write_report
-from bench.targets import Ratio, show_ratios
 from bench.turns import Cost, take_turns
 from paceline.drafting.local import LocalDrafter
 from paceline.drafting.method import DraftMethod

@@ -28,11 +28,6 @@ class KernelTime:
     products_s: float = 0.0
     attention_s: float = 0.0
 
-    @property
-    def total_s(self) -> float:
-        """Both together."""
-        return self.products_s + self.attention_s
-
 
 @contextmanager
 def _instead(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:

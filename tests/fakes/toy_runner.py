@@ -152,7 +152,7 @@ class ToyRunner:
     def _read(self, kv: SequenceKV, rows: list[int]) -> tuple[int, ...]:
         stop = max(rows, default=-1) + 1
         store = self.pool.groups[0][0, 0]
-        seen = store[kv.slots(stop)][rows]
+        seen = store[kv.slot_list(0, stop)][rows]
         assert torch.equal(seen[:, 1], torch.arange(len(rows))), f"positions {seen[:, 1].tolist()} are not 0, 1, 2, ..."
         return tuple(seen[:, 0].tolist())
 

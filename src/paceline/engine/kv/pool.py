@@ -25,9 +25,9 @@ sequences, `adopt` takes them, `fork` shares all rows. Nothing is copied except 
 the passes owns the pool, and pages change hands between passes, never during one.
 
 Pages of one sequence are neighbours where possible: then its rows are one range of slots and attention reads them in
-place (`slots` gives a slice); otherwise it gathers them. In a pool full of idle pages strict order of use would hand
-out one scattered page after the other, so it holds where a run begins; a run that goes on takes the idle page beside
-it.
+place; scattered ones it copies together (`engine/pass_plan.py`). In a pool full of idle pages strict order of use would
+hand out one scattered page after the other, so it holds where a run begins; a run that goes on takes the idle page
+beside it.
 """
 
 from __future__ import annotations

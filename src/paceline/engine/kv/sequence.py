@@ -79,8 +79,9 @@ class SequenceKV:
         first = self.num_rows + num_chain
         moved = [(first - 1 + node, first + index) for index, node in enumerate(path) if node != index + 1]
         if moved:
-            sources = self._slot_tensor([source for source, _ in moved])
-            targets = self._slot_tensor([target for _, target in moved])
+            device = self._pool.groups[0].device
+            sources = torch.tensor(self._slots([source for source, _ in moved]), device=device)
+            targets = torch.tensor(self._slots([target for _, target in moved]), device=device)
             for group in self._pool.groups:
                 # Gathered before it is scattered: a source may be another node's target.
                 group[:, :, targets] = group[:, :, sources]
@@ -200,20 +201,7 @@ class SequenceKV:
 
     def slot_list(self, start: int, stop: int) -> list[int]:
         """Slots of rows [start, stop), which must be reserved."""
-        size = self._pool.page_tokens
-        return [self.pages[row // size] * size + row % size for row in range(start, stop)]
-
-    def slots(self, stop: int) -> slice | torch.Tensor:
-        """Slots of rows [0, stop): a slice if they are neighbours, else a tensor # [stop] on the pool's device."""
-        size = self._pool.page_tokens
-        pages = self.pages[: self._num_pages(stop)]
-        if not pages:
-            return slice(0, 0)
-        first = pages[0]
-        if pages[-1] - first == len(pages) - 1 and pages == list(range(first, first + len(pages))):
-            return slice(first * size, first * size + stop)
-        table = torch.tensor(pages, device=self._device).unsqueeze(1) * size
-        return (table + torch.arange(size, device=self._device)).flatten()[:stop]
+        return self._slots(range(start, stop))
 
     def check_integrity(self) -> None:
         """Checks that the block table holds the rows and that published pages are where their keys say.
@@ -254,9 +242,9 @@ class SequenceKV:
     def _num_pages(self, num_rows: int) -> int:
         return -(-num_rows // self._pool.page_tokens)
 
-    def _slot_tensor(self, rows: Sequence[int]) -> torch.Tensor:
+    def _slots(self, rows: Sequence[int]) -> list[int]:
         size = self._pool.page_tokens
-        return torch.tensor([self.pages[row // size] * size + row % size for row in rows], device=self._device)
+        return [self.pages[row // size] * size + row % size for row in rows]
 
     def _trim(self) -> None:
         """Lets go of the pages that hold no row, and of the keys of pages that are not full any more."""
@@ -265,7 +253,3 @@ class SequenceKV:
             self._pool.release(self.pages[needed:])
             del self.pages[needed:]
         del self._keys[self.num_rows // self._pool.page_tokens :]
-
-    @property
-    def _device(self) -> torch.device:
-        return self._pool.groups[0].device

@@ -33,7 +33,7 @@ def read(pool: KVPool, kv: SequenceKV) -> tuple[list[int], list[int]]:
     """Labels and stamps of rows [0, num_rows)."""
     columns: list[list[int]] = []
     for group in pool.groups:
-        rows = group[:, :, kv.slots(kv.num_rows)]
+        rows = group[:, :, kv.slot_list(0, kv.num_rows)]
         assert bool((rows == rows[:1, :1, :, :1]).all()), "planes of one slot hold different rows"
         columns.append([int(value) for value in rows[0, 0, :, 0]])
     return columns[0], columns[1]

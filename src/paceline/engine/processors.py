@@ -21,6 +21,8 @@ from paceline.speculation.noise import keyed_argmax, keyed_argmax_of
 
 _SHORTLIST = 512
 """How many of the best tokens are looked at first: mostly all that truncation leaves is among them."""
+_LEAST_WEIGHT = 2.0**-149
+"""Smallest float32 above 0: no token with any weight is lighter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,8 @@ class Shaping:
             weights = (logits - logits.amax(-1, keepdim=True)).exp_()
             least, mass = totals.unsqueeze(1) / _SHORTLIST, self.top_p * totals
             heavy = weights.new_zeros(weights.shape)
-            while not (heavy.sum(-1, dtype=torch.float64) >= mass).all():
+            # All tokens together may miss a mass close to the total, which was summed in another order.
+            while (least >= _LEAST_WEIGHT).any() and not (heavy.sum(-1, dtype=torch.float64) >= mass).all():
                 least = least / 8
                 heavy = torch.where(weights >= least, weights, 0.0)
             num_candidates = int((heavy > 0.0).sum(-1).amax())

@@ -114,6 +114,18 @@ class TestTruncation:
         monkeypatch.setattr(processors, "_SHORTLIST", shortlist)
         assert [(s.choose(logits, keys).tolist(), s.floors(logits).tolist()) for s in shapings] == before
 
+    def test_a_total_that_rounding_made_too_large_ends_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Sums of other shapes or threads differ in their last bits: then all tokens together miss the mass."""
+        logits = random_logits(4, 2, 700, spread=0.1)
+        totals_of = Shaping._totals
+
+        def too_large(shaping: Shaping, rows: torch.Tensor) -> torch.Tensor | None:
+            totals = totals_of(shaping, rows)
+            return None if totals is None else totals * (1 + 1e-14)
+
+        monkeypatch.setattr(Shaping, "_totals", too_large)
+        assert torch.equal(Shaping(top_p=1 - 2**-53).floors(logits), logits.amin(-1))
+
     def test_rows_do_not_depend_on_their_neighbours(self) -> None:
         logits = torch.cat([random_logits(7, 3, 2000, 4.0), random_logits(8, 3, 2000, 0.2)])
         for shaping in (Shaping(top_p=0.9), Shaping(top_k=300, top_p=0.8), Shaping(min_p=0.3)):

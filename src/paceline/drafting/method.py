@@ -1,7 +1,7 @@
 """What the drafter asks of a drafting method.
 
-A method only ever affects speed: the verifier decides every token. To add one, write one file beside this one; the
-recipe is docs/add_a_method.md.
+A method only ever affects speed: the verifier decides every token. Only what it says of its own chance, under the rule
+`ratio`, must be true. To add one, write one file beside this one; the recipe is docs/add_a_method.md.
 """
 
 from __future__ import annotations

@@ -166,6 +166,21 @@ def test_many_queries_over_several_pieces(
     torch.testing.assert_close(result.double(), expected, atol=2e-6, rtol=1e-5)
 
 
+def test_a_piece_that_begins_inside_the_new_rows_counts_for_those_who_see_it() -> None:
+    """The first queries of a chunk see nothing of a run that begins behind them."""
+    world = World(6, 2, seed=2)
+    kv = world.sequence(100)
+    part = SequencePass(kv, tuple(range(100)), num_logits=1)
+    kv.reserve(100)
+    scatter(kv, world.pool, [*range(5, 13), *range(5)])
+    tokens = world.tokens(100)
+    result = world.run([part], tokens)
+    assert world.attention.plan is not None
+    first, second = world.attention.plan.sequences[0].view(None, 3, torch.float32).pieces
+    assert first.stop == second.start == 128 > kv.num_rows
+    torch.testing.assert_close(result.double(), world.expected(part, tokens[0][0], None, None), atol=2e-6, rtol=1e-5)
+
+
 def test_a_sequence_gets_the_same_bits_whoever_is_beside_it() -> None:
     world = World(6, 2, seed=3)
     parts = random_parts(world, scattered=False)

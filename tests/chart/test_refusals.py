@@ -33,7 +33,7 @@ BY_THE_SCHEMA: dict[str, tuple[Values, list[str]]] = {
     "unknown key of a tolerance": (verifier(tolerations=[{"kye": "x"}]), ["tolerations", "kye", "not allowed"]),
     "unknown setting": (verifier(settings={"max_session": 8}), ["settings", "max_session", "not allowed"]),
     "setting that the chart decides": (verifier(settings={"port": 8}), ["settings", "port", "not allowed"]),
-    "setting of another service": (verifier(settings={"runner": "onnx"}), ["settings", "runner", "not allowed"]),
+    "setting of another service": (verifier(settings={"quantization": "int8"}), ["quantization", "not allowed"]),
     "setting below its limit": (verifier(settings={"max_sessions": 0}), ["settings", "max_sessions", "1"]),
     "setting of a wrong type": (verifier(settings={"max_sessions": "8"}), ["max_sessions", "integer", "string"]),
     "setting out of a choice": (drafter(method=["ngram"], settings={"runner": "x"}), ["runner", "onnx"]),

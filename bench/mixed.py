@@ -75,6 +75,11 @@ class MixedSession:
     num_draft_tokens: int
 
     @property
+    def long(self) -> bool:
+        """Whether its prompt alone needs most of the pool."""
+        return len(self.case.ids) >= LONG_TOKENS
+
+    @property
     def name(self) -> str:
         """For messages."""
         return f"{self.case.name}, {self.source} with blocks of {self.num_draft_tokens}"
@@ -87,6 +92,7 @@ class MixedReport:
     Attributes:
         runner: which code ran the model.
         together: most sessions at once.
+        pool_tokens: room for key/value rows.
         num_sessions: sessions in all.
         num_equal: of those, how many gave the tokens of their plain decoding alone; near-ties excepted.
         num_tokens: tokens compared.
@@ -101,6 +107,7 @@ class MixedReport:
 
     runner: str
     together: int
+    pool_tokens: int
     num_sessions: int
     num_equal: int
     num_tokens: int
@@ -125,7 +132,7 @@ class MixedReport:
             found.append("no prompt was fed beside decoding")
         if not 0 < self.accepted < self.drafted:
             found.append(f"{self.accepted} of {self.drafted} drafts were accepted")
-        return [f"{self.together} at once: {line}" for line in found]
+        return [f"{self.together} at once in {self.pool_tokens} tokens: {line}" for line in found]
 
 
 class Mixed:
@@ -193,6 +200,7 @@ class Mixed:
         return MixedReport(
             runner=self._runner.value,
             together=together,
+            pool_tokens=runner.pool.capacity_tokens,
             num_sessions=len(sessions),
             num_equal=num_equal,
             num_tokens=tally.num_tokens,
@@ -249,7 +257,7 @@ class Mixed:
             for index, session in enumerate(group)
         ]
         try:
-            arrivals = random_arrivals(requests, seed=len(group), most_steps_apart=2)
+            arrivals = random_arrivals(requests, seed=group[0].case.seed, most_steps_apart=2)
             return run_crowd(engine, arrivals, eos_token_ids=self.lossless.eos_token_ids)
         finally:
             for drafter in drafters:

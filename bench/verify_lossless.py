@@ -167,7 +167,8 @@ def prove_mixed(options: argparse.Namespace, say: Say, tally: Tally) -> list[Mix
                 say(
                     f"{choice.value} runner, variant {variant}, {together} at once in {report.pool_tokens} tokens: "
                     f"{report.num_equal} of {report.num_sessions} equal, {report.preemptions} preemptions, "
-                    f"{report.prefix_hit_tokens} tokens of prefixes found, {report.accepted} of {report.drafted} drafts accepted"
+                    f"{report.prefix_hit_tokens} tokens of prefixes found, "
+                    f"{report.accepted} of {report.drafted} drafts accepted"
                 )
         tally.add(lossless.tally)
     return reports

@@ -140,7 +140,11 @@ def main() -> int:
     parser.add_argument("--log-dir", type=Path, default=Path("paceline-logs"), help="folder of the services' logs")
     arguments = parser.parse_args()
     options = FleetOptions(
-        num_speculative_tokens=arguments.num_speculative_tokens, port=0, http_port=0, log_dir=arguments.log_dir
+        num_speculative_tokens=arguments.num_speculative_tokens,
+        port=0,
+        http_port=0,
+        log_dir=arguments.log_dir,
+        cold_prompts=True,  # the second of the two ways must not find the rows of the first
     )
     try:
         return 0 if asyncio.run(run_demo(options, DEMO_PROMPTS, arguments.max_tokens)) else 1

@@ -295,7 +295,7 @@ async def measure(
 async def run(arguments: argparse.Namespace) -> Results:
     """Starts a fleet, measures, stops it."""
     load = os.getloadavg()[0]
-    options = FleetOptions(model=arguments.model, port=0, http_port=0, log_dir=arguments.log_dir)
+    options = FleetOptions(model=arguments.model, port=0, http_port=0, log_dir=arguments.log_dir, cold_prompts=True)
     display = Display()
     fleet = Fleet(options, display)
     try:

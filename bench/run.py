@@ -257,7 +257,7 @@ def verifier_core() -> int | None:
 def make_plan(arguments: argparse.Namespace) -> Plan:
     """The plan that the command line asks for."""
     prompts = DEMO_PROMPTS if arguments.prompts == "demo" else PROMPTS
-    options = FleetOptions(model=arguments.model, port=0, http_port=0, log_dir=arguments.log_dir)
+    options = FleetOptions(model=arguments.model, port=0, http_port=0, log_dir=arguments.log_dir, cold_prompts=True)
     if arguments.quick:
         return Plan(options, ("draft_model",), (4,), DEMO_PROMPTS, 1, 48)
     return Plan(

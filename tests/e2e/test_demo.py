@@ -25,7 +25,9 @@ def test_the_demo_shows_equal_texts_and_a_gain_and_stops_everything(tmp_path: Pa
     kinds = {prompt.kind.replace("_", " ") for prompt in DEMO_PROMPTS}
     rows = re.findall(r"^ +([a-z ]+?) +(\d+) +([\d.]+) +(\d+)% +([\d.]+) +([\d.]+) +[\d.]+x", done.stdout, re.MULTILINE)
     assert {row[0] for row in rows} == kinds
-    # An int8 copy agrees with its original nearly always, whatever else the machine does.
-    assert all(float(tokens_per_pass) > 2 for _, _, tokens_per_pass, *_ in rows)
+    # An int8 copy agrees with its original nearly always, whatever else the machine does. How soon it has read the
+    # prompt and joins in, the machine decides.
+    assert all(int(acceptance) > 60 for _, _, _, acceptance, *_ in rows)
+    assert all(float(tokens_per_pass) > 1 for _, _, tokens_per_pass, *_ in rows)
     for log in ("gateway.log", "verifier-0.log", "drafter-0.log"):
         assert "exit_code=0" in (tmp_path / log).read_text()

@@ -19,6 +19,7 @@ from paceline.model_source import default_name
 
 _PASSIVE_THREADS = {"OMP_WAIT_POLICY": "passive"}
 """OpenMP threads that spin while they wait steal the time of the other service on the same cores."""
+_COLD_PROMPTS = {"PACELINE_VERIFIER_PREFIX_CACHING": "false"}
 
 
 def check_installed(options: FleetOptions) -> None:
@@ -61,8 +62,11 @@ class FleetCommands:
             "device": options.verifier_device,
             "dtype": options.dtype,
         }
+        environment = _PASSIVE_THREADS | (_COLD_PROMPTS if options.cold_prompts else {})
         return [
-            self._spec(ServiceName.VERIFIER, index, flags | _cores_flags(_share(self._cores.verifiers, index)))
+            self._spec(
+                ServiceName.VERIFIER, index, flags | _cores_flags(_share(self._cores.verifiers, index)), environment
+            )
             for index in range(options.verifiers)
         ]
 

@@ -36,6 +36,7 @@ class FleetOptions:
         log_dir: folder of the processes' logs.
         ready_timeout_s: how long a process may take to be ready, in seconds.
         drain_timeout_s: how long running generations may take to end at a stop, in seconds.
+        cold_prompts: whether verifiers read every prompt anew, shared beginnings included: for comparisons.
     """
 
     model: str = DEFAULT_MODEL
@@ -53,6 +54,7 @@ class FleetOptions:
     log_dir: Path = Path("paceline-logs")
     ready_timeout_s: float = 600.0
     drain_timeout_s: float = 10.0
+    cold_prompts: bool = False
 
     @property
     def methods(self) -> tuple[str, ...]:

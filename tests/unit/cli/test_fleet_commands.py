@@ -49,6 +49,13 @@ def test_the_default_fleet_on_two_cores(monkeypatch: pytest.MonkeyPatch) -> None
     assert verifier.log_file != drafter.log_file
 
 
+def test_prompts_are_read_anew_where_two_ways_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    (verifier,) = commands(FleetOptions(cold_prompts=True), monkeypatch).verifiers()
+    for name, value in verifier.environment.items():
+        monkeypatch.setenv(name, value)
+    assert not load_settings(VerifierSettings, arguments(verifier)).prefix_caching
+
+
 def test_the_gateway_gets_all_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = commands(FleetOptions(num_speculative_tokens=6, port=0, http_port=8080), monkeypatch)
     spec = plan.gateway(["h:1", "h:2"], ["h:3"], "redis://h:4")

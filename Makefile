@@ -50,7 +50,7 @@ $(STAMP): pyproject.toml $(wildcard services/*/pyproject.toml) constraints.txt
 	  { echo "Could not create $(VENV): on Debian and Ubuntu, apt-get install python3-venv"; exit 1; }
 	@echo "Installing Paceline and what it needs into $(VENV) (some minutes the first time; V=1 shows pip at work)"
 	@$(BIN)/python -m pip install $(PIP_FLAGS) --constraint constraints.txt \
-	  --editable '.[engine,onnx,dev]' --editable services/gateway --editable services/drafter --editable services/verifier
+	  --editable '.[engine,onnx,train,dev]' --editable services/gateway --editable services/drafter --editable services/verifier
 	@touch $@
 
 model: $(STAMP) ## Fetches and converts the demo's target and makes its quantised drafter copy (once, then cached)

@@ -83,13 +83,17 @@ class DraftProbs:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Where the time of one answer went, in microseconds, as measured by the replica."""
+    """Where the time of one answer went, in microseconds, as measured by the replica.
+
+    `draft_us` is what making the next block in the verifier took.
+    """
 
     queue_us: int = 0
     forward_us: int = 0
     total_us: int = 0
     batch_sessions: int = 0
     batch_tokens: int = 0
+    draft_us: int = 0
 
 
 NO_TIMING = Timing()
@@ -149,6 +153,7 @@ class Verify:
     """To the verifier: judge one block; an empty one is a plain decoding step.
 
     `draft_probs` belongs to the rule `ratio`: one per draft of a sampled chain, empty for drafts chosen without chance.
+    `next_depth` asks a verifier that drafts by itself for the next round's block.
     """
 
     session: str
@@ -159,6 +164,7 @@ class Verify:
     catch_up: tuple[int, ...] = ()
     block: DraftTree = EMPTY_BLOCK
     draft_probs: tuple[DraftProbs, ...] = ()
+    next_depth: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +259,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The verdict on one block: the accepted nodes and one token more than those."""
+    """The verdict on one block: the accepted nodes and one token more than those; perhaps with the next block."""
 
     session: str
     epoch: int
@@ -264,6 +270,9 @@ class Verified:
     kv_len: int
     logprobs: tuple[TokenLogprobs, ...] = ()
     timing: Timing = NO_TIMING
+    next_block: DraftTree = EMPTY_BLOCK
+    next_confidences: tuple[float, ...] = ()
+    next_method: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from paceline.messages import AcceptanceRule, DraftProbs, SamplingParams
+from paceline.speculation.tree import DraftTree
+
+if TYPE_CHECKING:
+    from paceline.engine.features import FeatureRows, FeatureTaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,8 @@ class MethodInfo:
         max_sessions: sessions that fit at once; 0 when unbounded.
         vocabulary: token of each id of that tokenizer; empty when the method has none.
         parts: names of a chain's methods in order; empty for a single method.
+        taps: features of the target that the method builds on; None for none. Such a method drafts after committed
+            tokens only, never ahead.
     """
 
     name: str
@@ -38,6 +44,7 @@ class MethodInfo:
     max_sessions: int = 0
     vocabulary: Mapping[int, str] = field(default_factory=dict, repr=False, compare=False)
     parts: tuple[str, ...] = ()
+    taps: FeatureTaps | None = None
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -57,7 +64,9 @@ class DraftJob:
         generation_start: index in `context` of the first generated token, for penalties and min_tokens.
         only: of a chain, only this method may propose; empty for any. A single method need not look at it.
         rule: how the target will judge the draft.
-        tokens: the chain proposed so far; tokens[i] has absolute position len(context) + i.
+        features: the target's features of the context's tokens but the last; None where the method needs none.
+        tokens: the tokens proposed so far; those of a chain follow one another from position len(context) on.
+        parents: of a tree, the parent node of each token, as in `DraftTree`; empty for a chain.
         confidences: the drafter's own probability of each token.
         draft_probs: under the rule `ratio`, the distribution that each token was drawn from; empty where all of them
             were chosen without chance.
@@ -72,11 +81,18 @@ class DraftJob:
     generation_start: int = 0
     only: str = ""
     rule: AcceptanceRule = AcceptanceRule.MATCH
+    features: FeatureRows | None = None
     tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
     draft_probs: list[DraftProbs] = field(default_factory=list)
     done: bool = False
     method: str = ""
+
+    @property
+    def block(self) -> DraftTree:
+        """What is proposed so far."""
+        return DraftTree(tuple(self.tokens), tuple(self.parents)) if self.parents else DraftTree.chain(self.tokens)
 
 
 class DraftMethod(Protocol):
@@ -94,7 +110,7 @@ class DraftMethod(Protocol):
         """
 
     def advance(self, jobs: Sequence[DraftJob]) -> None:
-        """Takes one step for all jobs: at most one pass, which adds at most one token to each.
+        """Takes one step for all jobs: at most one pass, which adds at most one token to each; a tree comes whole.
 
         A method without a model may finish at once. The first step of a job brings the session's rows to its context:
         rows are cut to the longest common prefix of what was fed and the context, less one, and the rest is fed. Jobs

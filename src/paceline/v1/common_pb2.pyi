@@ -260,6 +260,7 @@ class Timing(_message.Message):
     TOTAL_US_FIELD_NUMBER: _builtins.int
     BATCH_SESSIONS_FIELD_NUMBER: _builtins.int
     BATCH_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFT_US_FIELD_NUMBER: _builtins.int
     queue_us: _builtins.int
     """From the arrival of the command to the start of its first pass."""
     forward_us: _builtins.int
@@ -270,6 +271,8 @@ class Timing(_message.Message):
     """Sessions that shared the last pass."""
     batch_tokens: _builtins.int
     """Tokens in the last pass."""
+    draft_us: _builtins.int
+    """Of total_us, making the next block in the verifier."""
     def __init__(
         self,
         *,
@@ -278,10 +281,11 @@ class Timing(_message.Message):
         total_us: _builtins.int = ...,
         batch_sessions: _builtins.int = ...,
         batch_tokens: _builtins.int = ...,
+        draft_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_sessions", b"batch_sessions", "batch_tokens", b"batch_tokens", "forward_us", b"forward_us", "queue_us", b"queue_us", "total_us", b"total_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_sessions", b"batch_sessions", "batch_tokens", b"batch_tokens", "draft_us", b"draft_us", "forward_us", b"forward_us", "queue_us", b"queue_us", "total_us", b"total_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -324,7 +328,9 @@ class ModelInfo(_message.Message):
     """Identity of this process's life; a new one means that all sessions are lost."""
     @_builtins.property
     def methods(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """For a drafter, its methods in the order in which it tries them: draft_model, ngram, ...; none for a verifier."""
+        """For a drafter, its methods in the order in which it tries them: draft_model, ngram, ...; for a verifier the one that
+        it drafts with itself, if it does.
+        """
 
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

@@ -223,6 +223,7 @@ class Verify(_message.Message):
     CATCH_UP_FIELD_NUMBER: _builtins.int
     BLOCK_FIELD_NUMBER: _builtins.int
     DRAFT_PROBS_FIELD_NUMBER: _builtins.int
+    NEXT_DEPTH_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     epoch: _builtins.int
     round: _builtins.int
@@ -231,6 +232,10 @@ class Verify(_message.Message):
     """Committed length L. The replica crops what it holds beyond it."""
     prefix_hash: _builtins.int
     """Hash of the committed tokens [0, base_len), see paceline.token_log."""
+    next_depth: _builtins.int
+    """Most depth of the block that the verifier itself proposes for the next round; 0, or a verifier that names no method in
+    its ModelInfo: none.
+    """
     @_builtins.property
     def catch_up(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Committed tokens [base_len - len(catch_up), base_len)."""
@@ -256,10 +261,11 @@ class Verify(_message.Message):
         catch_up: _abc.Iterable[_builtins.int] | None = ...,
         block: _common_pb2.DraftTree | None = ...,
         draft_probs: _abc.Iterable[_common_pb2.DraftProbs] | None = ...,
+        next_depth: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["block", b"block"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "block", b"block", "catch_up", b"catch_up", "draft_probs", b"draft_probs", "epoch", b"epoch", "prefix_hash", b"prefix_hash", "round", b"round", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "block", b"block", "catch_up", b"catch_up", "draft_probs", b"draft_probs", "epoch", b"epoch", "next_depth", b"next_depth", "prefix_hash", b"prefix_hash", "round", b"round", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -280,6 +286,9 @@ class Verified(_message.Message):
     KV_LEN_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
+    NEXT_BLOCK_FIELD_NUMBER: _builtins.int
+    NEXT_CONFIDENCES_FIELD_NUMBER: _builtins.int
+    NEXT_METHOD_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     epoch: _builtins.int
     round: _builtins.int
@@ -287,6 +296,8 @@ class Verified(_message.Message):
     """Committed length that the verdict extends."""
     kv_len: _builtins.int
     """Rows of key/value cache that the session holds now."""
+    next_method: _builtins.str
+    """Method that proposed it."""
     @_builtins.property
     def accepted_path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Accepted nodes in order of depth, without the root."""
@@ -301,6 +312,14 @@ class Verified(_message.Message):
 
     @_builtins.property
     def timing(self) -> _common_pb2.Timing: ...
+    @_builtins.property
+    def next_block(self) -> _common_pb2.DraftTree:
+        """A proposal for the next round, which follows `tokens`; empty when there is none."""
+
+    @_builtins.property
+    def next_confidences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The drafting method's own probability of each token of next_block, in [0, 1]."""
+
     def __init__(
         self,
         *,
@@ -313,10 +332,13 @@ class Verified(_message.Message):
         kv_len: _builtins.int = ...,
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
         timing: _common_pb2.Timing | None = ...,
+        next_block: _common_pb2.DraftTree | None = ...,
+        next_confidences: _abc.Iterable[_builtins.float] | None = ...,
+        next_method: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["timing", b"timing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["next_block", b"next_block", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_path", b"accepted_path", "base_len", b"base_len", "epoch", b"epoch", "kv_len", b"kv_len", "logprobs", b"logprobs", "round", b"round", "session", b"session", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_path", b"accepted_path", "base_len", b"base_len", "epoch", b"epoch", "kv_len", b"kv_len", "logprobs", b"logprobs", "next_block", b"next_block", "next_confidences", b"next_confidences", "next_method", b"next_method", "round", b"round", "session", b"session", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

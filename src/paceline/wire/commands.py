@@ -145,6 +145,7 @@ def verify_to_pb(command: m.Verify) -> verifier_pb2.Verify:
         catch_up=command.catch_up,
         block=tree_to_pb(command.block),
         draft_probs=[draft_probs_to_pb(probs) for probs in command.draft_probs],
+        next_depth=command.next_depth,
     )
 
 
@@ -156,6 +157,7 @@ def verify_from_pb(command: verifier_pb2.Verify) -> m.Verify:
     """
     _check_name(command.session, command.epoch)
     _check_at_least(command.round, 1, "round")
+    _check_at_least(command.next_depth, 0, "next_depth")
     block = tree_from_pb(command.block)
     return m.Verify(
         session=command.session,
@@ -166,6 +168,7 @@ def verify_from_pb(command: verifier_pb2.Verify) -> m.Verify:
         catch_up=_checked_catch_up(command.catch_up, command.base_len),
         block=block,
         draft_probs=draft_probs_from_pb(command.draft_probs, block),
+        next_depth=command.next_depth,
     )
 
 

@@ -68,11 +68,18 @@ def verified_to_pb(event: m.Verified) -> verifier_pb2.Verified:
         kv_len=event.kv_len,
         logprobs=[token_logprobs_to_pb(entry) for entry in event.logprobs],
         timing=timing_to_pb(event.timing),
+        next_block=tree_to_pb(event.next_block) if event.next_block.tokens else None,
+        next_confidences=event.next_confidences,
+        next_method=event.next_method,
     )
 
 
 def verified_from_pb(event: verifier_pb2.Verified) -> m.Verified:
-    """`Verified`."""
+    """`Verified`.
+
+    Raises:
+        InvalidArgument: the next block is no tree.
+    """
     return m.Verified(
         session=event.session,
         epoch=event.epoch,
@@ -83,6 +90,9 @@ def verified_from_pb(event: verifier_pb2.Verified) -> m.Verified:
         kv_len=event.kv_len,
         logprobs=tuple(token_logprobs_from_pb(entry) for entry in event.logprobs),
         timing=timing_from_pb(event.timing),
+        next_block=tree_from_pb(event.next_block),
+        next_confidences=tuple(event.next_confidences),
+        next_method=event.next_method,
     )
 
 

@@ -142,12 +142,20 @@ def timing_to_pb(timing: m.Timing) -> common_pb2.Timing:
         total_us=timing.total_us,
         batch_sessions=timing.batch_sessions,
         batch_tokens=timing.batch_tokens,
+        draft_us=timing.draft_us,
     )
 
 
 def timing_from_pb(timing: common_pb2.Timing) -> m.Timing:
     """Microseconds both sides."""
-    return m.Timing(timing.queue_us, timing.forward_us, timing.total_us, timing.batch_sessions, timing.batch_tokens)
+    return m.Timing(
+        timing.queue_us,
+        timing.forward_us,
+        timing.total_us,
+        timing.batch_sessions,
+        timing.batch_tokens,
+        timing.draft_us,
+    )
 
 
 def failure_to_pb(failure: Failure) -> common_pb2.Failure:

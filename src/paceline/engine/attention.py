@@ -25,17 +25,13 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from paceline.engine.kv.pool import KVPool, PlaneShape
-from paceline.engine.pass_plan import PassPlan, SequencePlan, View
+from paceline.engine.pass_plan import PassPlan, Piece, SequencePlan
 
 ATTENTION_NAME = "paceline_paged"
 """Name under which the function is registered with `transformers`."""
 
 LAYER_STATE = "paceline_attention"
 """Attribute of an attention module that holds its model's `PagedAttention`."""
-
-_FEW_QUERIES = 64
-"""Up to this many query rows per key/value head the scores of all pieces are held at once. Measured at 2048 rows in two
-pieces: with 3 query rows 0.24 ms against 0.26 ms for fused attention piece by piece, with 768 rows 43 ms against 19."""
 
 
 @dataclass(slots=True)
@@ -103,8 +99,8 @@ class PagedAttention:
         self._keys = [torch.empty(0)] * num_layers
         self._values = [torch.empty(0)] * num_layers
         for layer, facts in self.facts.items():
-            self._keys[layer] = next(groups[facts.num_kv_heads, facts.key_dim])
-            self._values[layer] = next(groups[facts.num_kv_heads, facts.value_dim])
+            self._keys[layer] = next(groups[facts.num_kv_heads, facts.key_dim])[None]
+            self._values[layer] = next(groups[facts.num_kv_heads, facts.value_dim])[None]
 
     def __call__(
         self,
@@ -120,16 +116,15 @@ class PagedAttention:
         if self.plan is None:
             raise RuntimeError("attention was called outside a pass")
         keys, values = self._keys[layer], self._values[layer]
-        keys[:, self.plan.write] = key[0]
-        values[:, self.plan.write] = value[0]
-        query = query[0]
+        keys[:, :, self.plan.write] = key
+        values[:, :, self.plan.write] = value
         if len(self.plan.sequences) == 1:
-            return attend(self.plan.sequences[0], query, keys, values, scaling, window, softcap).unsqueeze(0)
-        result = query.new_empty(query.shape[1], query.shape[0], value.shape[-1])
+            return attend(self.plan.sequences[0], query, keys, values, scaling, window, softcap)
+        result = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
         for plan in self.plan.sequences:
-            part = query[:, plan.start : plan.stop]
-            result[plan.start : plan.stop] = attend(plan, part, keys, values, scaling, window, softcap)
-        return result.unsqueeze(0)
+            part = query[:, :, plan.start : plan.stop]
+            result[:, plan.start : plan.stop] = attend(plan, part, keys, values, scaling, window, softcap)
+        return result
 
     def probe(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, arguments: dict[str, Any]
@@ -156,94 +151,97 @@ class PagedAttention:
 
 def attend(
     plan: SequencePlan,
-    query: torch.Tensor,  # [num_heads, num_new, head_dim]
-    keys: torch.Tensor,  # [num_kv_heads, num_slots, head_dim]
-    values: torch.Tensor,  # [num_kv_heads, num_slots, value_dim]
+    query: torch.Tensor,  # [1, num_heads, num_new, head_dim]
+    keys: torch.Tensor,  # [1, num_kv_heads, num_slots, head_dim]
+    values: torch.Tensor,  # [1, num_kv_heads, num_slots, value_dim]
     scaling: float | None,
     window: int | None,
     softcap: float | None,
-) -> torch.Tensor:  # [num_new, num_heads, value_dim]
+) -> torch.Tensor:  # [1, num_new, num_heads, value_dim]
     """Attention of one sequence.
 
     Query heads that share a key/value head become more rows of one matrix, so that keys and values are read in place
     and never repeated.
     """
-    num_heads, num_new, head_dim = query.shape
-    repeats = num_heads // keys.shape[0]
-    view = plan.view(window, repeats, query.dtype)
-    rows = query.reshape(keys.shape[0], repeats * num_new, head_dim)
+    _, num_heads, num_new, head_dim = query.shape
+    num_kv_heads = keys.shape[1]
+    repeats = num_heads // num_kv_heads
+    pieces = plan.pieces(window, repeats, query.dtype)
+    rows = query.reshape(1, num_kv_heads, repeats * num_new, head_dim)
     scale = head_dim**-0.5 if scaling is None else scaling
-    parts = [(piece.rows(keys), piece.rows(values)) for piece in view.pieces]
-    # Scores that are rounded to half precision are several times less exact than what the fused kernels keep.
-    few = rows.shape[1] <= _FEW_QUERIES and rows.dtype == torch.float32
-    if softcap is not None or (len(parts) > 1 and few):
-        result = _by_scores(rows, parts, view, scale, softcap)
-    elif len(parts) == 1:
-        # [1, num_kv_heads, repeats * num_new, value_dim]
+    if softcap is not None:
+        result = _squeezed(rows, pieces, keys, values, scale, softcap)
+    elif len(pieces) == 1:
+        (piece,) = pieces
         result = functional.scaled_dot_product_attention(
-            rows[None], parts[0][0][None], parts[0][1][None], attn_mask=view.mask, scale=scale
+            rows, piece.rows(keys), piece.rows(values), attn_mask=piece.mask, scale=scale
         )
     else:
-        result = _merged(rows, parts, view, scale)
-    return result.view(num_heads, num_new, -1).transpose(0, 1)
+        result = _merged(rows, pieces, keys, values, scale)
+    return result.view(1, num_heads, num_new, -1).transpose(1, 2)
 
 
-def _by_scores(
-    rows: torch.Tensor,  # [num_kv_heads, num_queries, head_dim]
-    parts: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    view: View,
+def _squeezed(
+    rows: torch.Tensor,  # [1, num_kv_heads, num_queries, head_dim]
+    pieces: Sequence[Piece],
+    keys: torch.Tensor,
+    values: torch.Tensor,
     scale: float,
-    softcap: float | None,
-) -> torch.Tensor:  # [num_kv_heads, num_queries, value_dim]
-    """One softmax over the scores of all pieces: for few queries, and for squeezed scores, as in Gemma 2.
-
-    Args:
-        rows: queries.
-        parts: keys and values of each piece # [num_kv_heads, piece, head_dim], [num_kv_heads, piece, value_dim]
-        view: the pieces and who sees what of them.
-        scale: factor of the scores.
-        softcap: scores are squeezed into (-softcap, softcap); None for as they are.
-    """
+    softcap: float,
+) -> torch.Tensor:  # [1, num_kv_heads, num_queries, value_dim]
+    """Attention whose scores are squeezed into (-softcap, softcap), as in Gemma 2: no fused kernel has it."""
     rows = rows * scale
-    scores = [torch.bmm(rows, keys.transpose(1, 2)) for keys, _ in parts]
-    if softcap is not None:
-        scores = [torch.tanh(score / softcap) * softcap for score in scores]
-    for score, piece in zip(scores, view.pieces, strict=True):
-        if (mask := view.mask_of(piece)) is not None:
-            hidden = slice(max(view.masked_from - piece.start, 0), None)
-            score[..., hidden] += mask[:, hidden]
+    scores = []
+    for piece in pieces:
+        score = torch.tanh(rows @ piece.rows(keys).transpose(2, 3) / softcap) * softcap
+        scores.append(score if piece.mask is None else score + piece.mask)
     weights = torch.cat(scores, dim=-1).float().softmax(-1).to(rows.dtype)
-    split = torch.split(weights, [keys.shape[1] for keys, _ in parts], dim=-1)
-    result = torch.bmm(split[0], parts[0][1])
-    for weight, (_, values) in zip(split[1:], parts[1:], strict=True):
-        result.baddbmm_(weight, values)
+    split = torch.split(weights, [piece.num_rows for piece in pieces], dim=-1)
+    result = split[0] @ pieces[0].rows(values)
+    for weight, piece in zip(split[1:], pieces[1:], strict=True):
+        result += weight @ piece.rows(values)
     return result
 
 
 def _merged(
-    rows: torch.Tensor,  # [num_kv_heads, num_queries, head_dim]
-    parts: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    view: View,
+    rows: torch.Tensor,  # [1, num_kv_heads, num_queries, head_dim]
+    pieces: Sequence[Piece],
+    keys: torch.Tensor,
+    values: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:  # [1, num_kv_heads, num_queries, value_dim]
-    """Fused attention over each piece, weighed by the mass that each one has: for many queries on a CPU.
+    """Fused attention over each piece, weighed by the mass that each one has: for several pieces, on a CPU.
 
-    With the log-sum-exp of each piece's scores the weights are a softmax over the pieces (as in Flash-Decoding,
-    https://pytorch.org/blog/flash-decoding/). A piece of which a query sees nothing has no mass for it.
+    A piece's mass is the log-sum-exp of its scores, so its share beside the pieces before it is a sigmoid of the
+    difference (as in Flash-Decoding, https://pytorch.org/blog/flash-decoding/).
     """
-    results, masses = [], []
-    for piece, (keys, values) in zip(view.pieces, parts, strict=True):
-        mask = view.mask_of(piece)
-        result, mass = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            rows[None], keys[None], values[None], 0.0, False, attn_mask=mask, scale=scale
-        )
-        if mask is not None:
-            # The kernel gives 0 for both where a query sees nothing.
-            mass = mass.masked_fill(mask.isneginf().all(-1), -torch.inf)
-        results.append(result)
-        masses.append(mass)
-    shares = torch.softmax(torch.stack(masses), dim=0).to(rows.dtype).unsqueeze(-1)
-    return (torch.stack(results) * shares).sum(0)
+    result, mass = _fused(rows, pieces[0], keys, values, scale)
+    for piece in pieces[1:]:
+        part, part_mass = _fused(rows, piece, keys, values, scale)
+        result = torch.lerp(result, part, torch.sigmoid(part_mass - mass).unsqueeze(-1))
+        if piece is not pieces[-1]:
+            mass = torch.logaddexp(mass, part_mass)
+    return result.to(rows.dtype)
+
+
+def _fused(
+    rows: torch.Tensor,  # [1, num_kv_heads, num_queries, head_dim]
+    piece: Piece,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over one piece # [1, num_kv_heads, num_queries, value_dim] float32.
+
+    And each query's mass there # [1, num_kv_heads, num_queries]
+    """
+    result, mass = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        rows, piece.rows(keys), piece.rows(values), 0.0, False, attn_mask=piece.mask, scale=scale
+    )
+    if piece.blind is not None:
+        # The kernel gives 0 for both where a query sees nothing. Not -inf: two of these must have a difference.
+        mass = mass.masked_fill(piece.blind, torch.finfo(mass.dtype).min)
+    return result.float(), mass
 
 
 def paged_attention(

@@ -16,7 +16,7 @@ sees any more are not read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -27,58 +27,40 @@ MAX_RUNS = 4
 """A sequence in more runs than this is moved together before the pass, where the pool has room for it."""
 
 _MIN_RUN_ROWS = 64
-"""Shorter runs are copied together: each piece costs two products more in every layer, as long as copying 200 rows."""
+"""Shorter runs are copied together: each piece is a call more in every layer, as long as copying 200 rows."""
 
 Slots = slice | torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive rows of one sequence.
+    """Consecutive rows of one sequence, and who sees them in layers with one window.
 
     Attributes:
-        start, stop: columns [start, stop) among the rows that are read.
+        num_rows: how many.
         run: their slots, where these are neighbours.
         pages: else the pages that hold them, the first one from its beginning on. # [num_pages] int64
         page_tokens: rows per page.
+        mask: 0 where a new token sees a row, else -inf, repeated for each query head of a key/value head; None if all
+            see all. # [repeats * num_new, num_rows]
+        blind: who sees none of the rows # [repeats * num_new] bool; None if there is nobody, or no other piece.
     """
 
-    start: int
-    stop: int
+    num_rows: int
     run: slice | None
     pages: torch.Tensor | None
     page_tokens: int
+    mask: torch.Tensor | None = None
+    blind: torch.Tensor | None = None
 
-    def rows(self, plane: torch.Tensor) -> torch.Tensor:  # [num_heads, num_slots, width]
-        """The rows # [num_heads, stop - start, width]; a view of the plane where they are neighbours."""
+    def rows(self, plane: torch.Tensor) -> torch.Tensor:  # [1, num_heads, num_slots, width]
+        """The rows # [1, num_heads, num_rows, width]; a view of the plane where they are neighbours."""
         if self.pages is None:
-            return plane[:, self.run]
-        num_heads, num_slots, width = plane.shape
-        pages = plane.view(num_heads, num_slots // self.page_tokens, self.page_tokens * width)
-        rows = pages.index_select(1, self.pages).view(num_heads, -1, width)
-        return rows[:, : self.stop - self.start]
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """What one sequence's new tokens see of its rows in layers with one window.
-
-    Attributes:
-        pieces: the rows that are read, in order.
-        mask: 0 where a new token sees a row, else -inf, repeated for each query head of a key/value head; None if all
-            see all. # [repeats * num_new, rows that are read]
-        masked_from: all new tokens see all columns before this one.
-    """
-
-    pieces: tuple[Piece, ...]
-    mask: torch.Tensor | None
-    masked_from: int
-
-    def mask_of(self, piece: Piece) -> torch.Tensor | None:
-        """The mask's columns for one piece; None if all see all of it. # [repeats * num_new, stop - start]."""
-        if self.mask is None or piece.stop <= self.masked_from:
-            return None
-        return self.mask[:, piece.start : piece.stop]
+            return plane[:, :, self.run]
+        _, num_heads, num_slots, width = plane.shape
+        pages = plane.view(1, num_heads, num_slots // self.page_tokens, self.page_tokens * width)
+        rows = pages.index_select(2, self.pages).view(1, num_heads, -1, width)
+        return rows[:, :, : self.num_rows]
 
 
 @dataclass(slots=True)
@@ -102,38 +84,49 @@ class SequencePlan:
     page_tokens: int
     visible: torch.Tensor | None
     positions: torch.Tensor
-    _views: dict[tuple[int | None, int], View] = field(default_factory=dict)
+    _pieces: dict[tuple[int | None, int], tuple[Piece, ...]] = field(default_factory=dict)
 
-    def view(self, window: int | None, repeats: int, dtype: torch.dtype) -> View:
-        """What the new tokens see; the same for all layers with one window.
+    def pieces(self, window: int | None, repeats: int, dtype: torch.dtype) -> tuple[Piece, ...]:
+        """The rows that the new tokens see, in order; the same for all layers with one window.
 
         Args:
             window: how many positions a token looks back, itself included; None for all.
             repeats: query heads per key/value head.
-            dtype: of the mask.
+            dtype: of the masks.
         """
         if window is not None and window >= self.num_rows:
             window = None
         key = (window, repeats)
-        if key not in self._views:
-            self._views[key] = self._make_view(window, repeats, dtype)
-        return self._views[key]
+        if key not in self._pieces:
+            self._pieces[key] = self._make_pieces(window, repeats, dtype)
+        return self._pieces[key]
 
-    def _make_view(self, window: int | None, repeats: int, dtype: torch.dtype) -> View:
+    def _make_pieces(self, window: int | None, repeats: int, dtype: torch.dtype) -> tuple[Piece, ...]:
         first_page = 0
         if window is not None:
             oldest = int(self.positions.min()) - window + 1
             first_page = max(oldest, 0) // self.page_tokens
-        pieces = self._pieces(first_page)
-        masked_from = self.num_rows - (self.stop - self.start) if window is None else 0
-        return View(pieces, self._mask(window, repeats, dtype, first_page * self.page_tokens), masked_from)
+        pieces = self._cut(first_page)
+        mask = self._mask(window, repeats, dtype, first_page * self.page_tokens)
+        if mask is None:
+            return pieces
+        if len(pieces) == 1:
+            return (replace(pieces[0], mask=mask),)
+        seen_by_all = self.num_rows - (self.stop - self.start) if window is None else 0
+        masked = []
+        start = 0
+        for piece in pieces:
+            stop = start + piece.num_rows
+            masked.append(piece if stop <= seen_by_all else _behind(piece, mask[:, start:stop]))
+            start = stop
+        return tuple(masked)
 
-    def _pieces(self, first_page: int) -> tuple[Piece, ...]:
+    def _cut(self, first_page: int) -> tuple[Piece, ...]:
         size, device = self.page_tokens, self.positions.device
-        total = self.num_rows - first_page * size
+        left = self.num_rows - first_page * size
         runs = page_runs(self.pages[first_page:])
         # On a GPU starting a kernel costs more than copying rows: there whatever is not one run is copied.
-        least = _MIN_RUN_ROWS if device.type == "cpu" else total
+        least = _MIN_RUN_ROWS if device.type == "cpu" else left
         groups: list[list[range]] = []
         for run in runs:
             short = len(run) * size < least
@@ -142,16 +135,15 @@ class SequencePlan:
             else:
                 groups.append([run])
         pieces: list[Piece] = []
-        start = 0
         for group in groups:
-            stop = min(start + sum(len(run) for run in group) * size, total)
+            num_rows = min(sum(len(run) for run in group) * size, left)
             if len(group) == 1:
                 slot = group[0].start * size
-                pieces.append(Piece(start, stop, slice(slot, slot + stop - start), None, size))
+                pieces.append(Piece(num_rows, slice(slot, slot + num_rows), None, size))
             else:
                 pages = torch.tensor([page for run in group for page in run], device=device)
-                pieces.append(Piece(start, stop, None, pages, size))
-            start = stop
+                pieces.append(Piece(num_rows, None, pages, size))
+            left -= num_rows
         return tuple(pieces)
 
     def _mask(self, window: int | None, repeats: int, dtype: torch.dtype, first_row: int) -> torch.Tensor | None:
@@ -169,6 +161,12 @@ class SequencePlan:
         visible = visible[:, first_row:]
         mask = torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, float("-inf"))
         return mask.repeat(repeats, 1)
+
+
+def _behind(piece: Piece, mask: torch.Tensor) -> Piece:
+    """One of several pieces, of which not all new tokens see all."""
+    blind = mask.isneginf().all(-1)
+    return replace(piece, mask=mask, blind=blind if blind.any() else None)
 
 
 @dataclass(frozen=True, slots=True)

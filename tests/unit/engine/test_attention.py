@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from paceline.engine import attention as attention_module
 from paceline.engine.attention import PagedAttention
 from paceline.engine.kv.pool import KVPool, SequenceKV
 from paceline.engine.kv.sequence import page_runs
@@ -145,25 +144,40 @@ def test_it_equals_the_definition(
             start = stop
 
 
-@pytest.mark.parametrize("few_queries", [0, 10**6], ids=["piece by piece", "all scores"])
+@pytest.mark.parametrize("num_new", [1, 5, 50])
 @pytest.mark.parametrize("window", [None, 150])
-def test_many_queries_over_several_pieces(
-    monkeypatch: pytest.MonkeyPatch, few_queries: int, window: int | None
-) -> None:
-    monkeypatch.setattr(attention_module, "_FEW_QUERIES", few_queries)
+def test_several_pieces(num_new: int, window: int | None) -> None:
     world = World(6, 2, seed=1)
     kv = world.sequence(300)
-    part = SequencePass(kv, tuple(range(50)), num_logits=1)
-    kv.reserve(50)
+    part = SequencePass(kv, (1,), random_tree(world.generator, num_new - 1, chain=num_new == 50), num_logits=1)
+    kv.reserve(num_new)
     order = list(range(len(kv.pages)))
     scatter(kv, world.pool, [*order[15:], *order[:9], *order[14:8:-1]])
-    tokens = world.tokens(50)
+    tokens = world.tokens(num_new)
     result = world.run([part], tokens, window)
     plan = world.attention.plan
     assert plan is not None
-    assert len(plan.sequences[0].view(window, 3, torch.float32).pieces) > 1
+    assert len(plan.sequences[0].pieces(window, 3, torch.float32)) > 1
     expected = world.expected(part, tokens[0][0], window, None)
     torch.testing.assert_close(result.double(), expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 40], ids=["the last ones", "those outside the window"])
+def test_a_query_may_be_blind_for_several_pieces(window: int | None) -> None:
+    world = World(6, 2, seed=8)
+    kv = world.sequence(16)
+    part = SequencePass(kv, tuple(range(240)), num_logits=1)
+    kv.reserve(240)
+    scatter(kv, world.pool, [*range(12, 16), *range(8, 12), *range(4, 8), *range(4)])
+    tokens = world.tokens(240)
+    result = world.run([part], tokens, window)
+    plan = world.attention.plan
+    assert plan is not None
+    pieces = plan.sequences[0].pieces(window, 3, torch.float32)
+    assert len(pieces) == 4
+    blind = torch.stack([piece.blind for piece in pieces if piece.blind is not None])
+    assert blind.sum(0).max() >= 2
+    torch.testing.assert_close(result.double(), world.expected(part, tokens[0][0], window, None), atol=2e-6, rtol=1e-5)
 
 
 def test_a_piece_that_begins_inside_the_new_rows_counts_for_those_who_see_it() -> None:
@@ -176,8 +190,9 @@ def test_a_piece_that_begins_inside_the_new_rows_counts_for_those_who_see_it() -
     tokens = world.tokens(100)
     result = world.run([part], tokens)
     assert world.attention.plan is not None
-    first, second = world.attention.plan.sequences[0].view(None, 3, torch.float32).pieces
-    assert first.stop == second.start == 128 > kv.num_rows
+    first, second = world.attention.plan.sequences[0].pieces(None, 3, torch.float32)
+    assert first.num_rows == 128 > kv.num_rows
+    assert second.blind is not None
     torch.testing.assert_close(result.double(), world.expected(part, tokens[0][0], None, None), atol=2e-6, rtol=1e-5)
 
 
@@ -204,7 +219,7 @@ def test_half_precision_is_rounded_once_however_many_pieces_are_read() -> None:
     result = world.run([part], (6 * query, key, value)).double()
     plan = world.attention.plan
     assert plan is not None
-    assert len(plan.sequences[0].view(None, 3, torch.bfloat16).pieces) > 1
+    assert len(plan.sequences[0].pieces(None, 3, torch.bfloat16)) > 1
     expected = world.expected(part, 6 * query[0], None, None)
     rounded_once = (expected.bfloat16().double() - expected).abs().mean()
     assert (result - expected).abs().mean() < 3 * rounded_once
@@ -222,8 +237,8 @@ def test_rows_that_no_token_sees_any_more_are_not_read() -> None:
 def test_neighbouring_pages_are_read_in_place() -> None:
     world = World(6, 2, seed=5)
     kv = world.sequence(200)
-    (piece,) = plan_pass([SequencePass(kv, (1,))], CPU).sequences[0].view(None, 3, torch.float32).pieces
-    keys = world.pool.groups[0][0]
+    (piece,) = plan_pass([SequencePass(kv, (1,))], CPU).sequences[0].pieces(None, 3, torch.float32)
+    keys = world.pool.groups[0][:1]
     assert piece.rows(keys).untyped_storage().data_ptr() == keys.untyped_storage().data_ptr()
 
 

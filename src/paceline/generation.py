@@ -140,7 +140,7 @@ class ServedModel:
     Attributes:
         model: its name.
         max_model_len: tokens that one session may hold; 0 while no verifier is there.
-        methods: drafting methods that some drafter offers now.
+        methods: drafting methods that a verifier or a drafter offers now.
     """
 
     model: str

@@ -101,7 +101,7 @@ NO_TIMING = Timing()
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a replica serves."""
+    """What a replica serves. Of its memory a verifier that drafts by itself spends `drafting_bytes` on that."""
 
     model: str
     vocab_size: int
@@ -114,6 +114,7 @@ class ModelInfo:
     weights_bytes: int = 0
     kv_bytes: int = 0
     max_sessions: int = 0
+    drafting_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

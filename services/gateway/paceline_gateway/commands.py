@@ -128,7 +128,7 @@ class FindReplica:
 
     Attributes:
         avoid: address to take only if there is no other.
-        method: only drafters that offer this method; empty for any.
+        method: only drafters that offer this method; verifiers that draft by it first; empty for any.
         context_len: tokens that the session may come to hold; 0 where a smaller context is of use too.
     """
 

@@ -72,7 +72,7 @@ class Door:
             ServedModel(
                 self._settings.model,
                 self._services.verifiers.snapshot.max_model_len,
-                self._services.drafters.snapshot.methods,
+                _joined(self._services.verifiers.snapshot.methods, self._services.drafters.snapshot.methods),
             ),
         )
 
@@ -171,7 +171,7 @@ class Door:
                 template=self._template,
                 vocab_size=min(self._tokenizer.vocab_size, verifiers.vocab_size),
                 max_model_len=verifiers.max_model_len,
-                offered_methods=drafters.seen_methods,
+                offered_methods=_joined(verifiers.seen_methods, drafters.seen_methods),
             )
 
         return await asyncio.to_thread(work) if _prompt_length(request) > _INLINE_LENGTH else work()
@@ -233,7 +233,7 @@ class Door:
 
     def _warnings(self, plan: GenerationPlan) -> tuple[str, ...]:
         drafters = self._services.drafters.snapshot
-        if plan.num_draft_tokens == 0:
+        if plan.num_draft_tokens == 0 or self._services.verifiers.snapshot.draft_themselves(plan.method):
             return ()
         if drafters.offers(plan.method):
             context, length = drafters.longest_context(plan.method), len(plan.prompt)
@@ -246,6 +246,11 @@ class Door:
         wanted = f"no drafter of method {plan.method!r}" if plan.method else "no drafter"
         trouble = drafters.why_not or ("only others are there" if drafters.ready else "none is configured")
         return (f"{wanted} is ready, so decoding is plain until one is ({trouble})",)
+
+
+def _joined(verifiers: tuple[str, ...], drafters: tuple[str, ...]) -> tuple[str, ...]:
+    """Methods of both, each once; the verifiers' first, since those are used where a request names none."""
+    return tuple(dict.fromkeys(verifiers + drafters))
 
 
 def _prompt_length(request: GenerationRequest) -> int:

@@ -53,6 +53,11 @@ class DrafterLane:
         return self.attachment.live
 
     @property
+    def distrusted(self) -> bool:
+        """Whether the verifier has called the last few blocks invalid, whoever drafted them."""
+        return self._refused_blocks >= _MAX_REFUSED_BLOCKS
+
+    @property
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
         oldest = self.book.oldest_sent_at
@@ -82,7 +87,7 @@ class DrafterLane:
         if 0 < replica.info.max_model_len <= len(self._log):
             self.end()
             return
-        self._evidence.drafter_memory_bytes = max(self._evidence.drafter_memory_bytes, replica.memory_bytes)
+        self._evidence.uses_memory(replica.memory_bytes)
         self._open()
 
     def _open(self) -> None:
@@ -127,7 +132,7 @@ class DrafterLane:
         """
         self.book.drop_tail()
         self._refused_blocks += 1
-        if self._refused_blocks >= _MAX_REFUSED_BLOCKS and self.live:
+        if self.distrusted and self.live:
             self._give_up(now)
 
     def block_judged(self) -> None:

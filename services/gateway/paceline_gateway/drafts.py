@@ -163,7 +163,7 @@ class DraftBook:
         self._known_len = command.base_len
         self.kv_len = event.kv_len
         # A drafter that proposes more than it was asked for is cut: the rest could overrun the generation.
-        block = Tail.drafted(event, self._rule).top(command.max_depth)
+        block = Tail.drafted(event.block, event.draft_probs, self._rule).top(command.max_depth)
         tail = self._tail_with(command, block)
         grew = tail is not None and tail.num_draft_tokens > self.tail.num_draft_tokens
         if tail is None or not grew:
@@ -223,6 +223,14 @@ class DraftBook:
         guessed = 1 if len(tokens) > judged.max_depth else 0
         self.num_wasted_tokens += max(num_unjudged - below.num_draft_tokens - guessed, 0)
         self.tail = below
+
+    def proposed(self, block: Tail, method: str) -> None:
+        """Takes in a block that came with the verdict and follows the committed tokens; an empty one says nothing."""
+        if not block.tokens:
+            return
+        self.num_wasted_tokens += self.tail.num_draft_tokens
+        self.tail = block
+        self.method = self._newest_method = method
 
     def drop_tail(self) -> None:
         """Forgets the tail: the verifier refused a block of it."""

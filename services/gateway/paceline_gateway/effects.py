@@ -29,6 +29,10 @@ class Replica:
         """What it holds: weights and key/value rows."""
         return self.info.weights_bytes + self.info.kv_bytes
 
+    def drafts_by(self, method: str) -> bool:
+        """Whether it drafts by the method; empty for any method at all."""
+        return method in self.info.methods if method else bool(self.info.methods)
+
 
 @dataclass(frozen=True, slots=True)
 class Find:

@@ -90,11 +90,18 @@ class EvidenceCounters:
             share if self.draft_tokens == block.num_draft_tokens else _ewma(self.acceptance_ewma, share)
         )
 
+    def uses_memory(self, drafting_bytes: int) -> None:
+        """The generation is drafted for by somebody who holds so much on top of the target; the most counts."""
+        self.drafter_memory_bytes = max(self.drafter_memory_bytes, drafting_bytes)
+
     def verified(self, timing: Timing, round_trip_s: float) -> None:
-        """Adds the time of one verdict."""
+        """Adds the time of one verdict, of which a verifier that drafts by itself has spent a part on drafting."""
+        engine_s = _engine_s(timing)
+        draft_s = min(max(timing.draft_us, 0) / 1e6, engine_s)
         self._spent(
             RoundTimes(
-                verify_s=_engine_s(timing),
+                draft_s=draft_s,
+                verify_s=engine_s - draft_s,
                 verify_queue_s=timing.queue_us / 1e6,
                 verify_wire_s=_wire_s(timing, round_trip_s),
             )

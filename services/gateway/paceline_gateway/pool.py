@@ -31,7 +31,7 @@ from paceline_gateway.commands import (
     WithdrawFind,
 )
 from paceline_gateway.discovery.endpoint import Discovery, Endpoint
-from paceline_gateway.effects import Replica
+from paceline_gateway.effects import Lane, Replica
 from paceline_gateway.fitness import Check
 from paceline_gateway.link_codec import LinkCodec
 from paceline_gateway.links import Link, LinkState
@@ -79,6 +79,10 @@ class PoolSnapshot:
     def offers(self, method: str) -> bool:
         """Whether a ready replica can draft by the method; empty for any."""
         return any(not method or method in replica.info.methods for replica in self.ready)
+
+    def draft_themselves(self, method: str) -> bool:
+        """Of verifiers: whether a ready one drafts by itself, by the method if one is named."""
+        return any(replica.drafts_by(method) for replica in self.ready)
 
     def longest_context(self, method: str) -> int:
         """Tokens of context for the method where there is most room; 0 for no bound, or when nobody offers it."""
@@ -279,18 +283,33 @@ class Pool:
         usable = [
             (member.link, replica)
             for member in self._members.values()
-            if member.takes_sessions and (replica := _usable(member.link, find)) is not None
+            if member.takes_sessions and (replica := self._usable(member.link, find)) is not None
         ]
         if not usable:
             return False
-        link, replica = min(usable, key=lambda pair: self._rank(pair[0], find))
+        link, replica = min(usable, key=lambda pair: self._rank(pair[0], pair[1], find))
         link.attach(find.session, find.port)
         if not find.port.tell(Found(self._codec.lane, find.find_id, replica, link)):
             link.forget(find.session)
         return True
 
-    def _rank(self, link: Link, find: FindReplica) -> tuple[bool, bool, bool, int]:
-        return link.turns_away, link.address == find.avoid, self.is_silent(link.address), link.num_sessions
+    def _usable(self, link: Link, find: FindReplica) -> Replica | None:
+        replica = link.replica
+        if replica is None:
+            return None
+        is_verifier = self._codec.lane is Lane.VERIFIER
+        fits_method = is_verifier or not find.method or replica.drafts_by(find.method)
+        fits_context = replica.info.max_model_len >= find.context_len or not replica.info.max_model_len
+        return replica if fits_method and fits_context else None
+
+    def _rank(self, link: Link, replica: Replica, find: FindReplica) -> tuple[bool, bool, bool, bool, int]:
+        return (
+            link.turns_away,
+            link.address == find.avoid,
+            self.is_silent(link.address),
+            bool(find.method) and not replica.drafts_by(find.method),
+            link.num_sessions,
+        )
 
     def _publish(self) -> None:
         members = self._members.values()
@@ -321,12 +340,3 @@ class Pool:
 
 def _methods(replicas: Iterable[Replica | None]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(method for replica in replicas if replica for method in replica.info.methods))
-
-
-def _usable(link: Link, find: FindReplica) -> Replica | None:
-    replica = link.replica
-    if replica is None:
-        return None
-    fits_method = not find.method or find.method in replica.info.methods
-    fits_context = replica.info.max_model_len >= find.context_len or not replica.info.max_model_len
-    return replica if fits_method and fits_context else None

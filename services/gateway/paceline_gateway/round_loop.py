@@ -8,6 +8,8 @@ One round:
     next       what was drafted ahead and agrees is the next block at once. If a draft that may still agree is on its
                way, it is waited for; else a new one is asked for. Neither is waited for longer than a bound.
 
+A verifier that drafts by itself needs no drafter: the next block rides on the verdict, and nothing is drafted ahead.
+
 The actor calls one method per thing that happens, then takes the effects. A method never raises a `PacelineError`: an
 error that ends the generation becomes `Fail`.
 """
@@ -53,6 +55,7 @@ class RoundLoop:
         self._drafter_late = False
         self._tail_was_ready = False
         self._fallback: Fallback | None = None
+        self._wants_drafter = False
         self.over = False
         self.log = TokenLog(plan.prompt)
         self.evidence = EvidenceCounters(now)
@@ -82,22 +85,32 @@ class RoundLoop:
     # --- what happens -------------------------------------------------------------------------------------------------
 
     def start(self, now: float) -> None:
-        """Looks for replicas."""
-
-        def step() -> None:
-            self.verifier.attachment.seek(now)
-            if self._plan.num_draft_tokens > 0:
-                self.drafter.seek(now)
-
-        self._do(step, now)
+        """Looks for a verifier."""
+        self._do(lambda: self.verifier.attachment.seek(now), now)
 
     def found(self, lane: Lane, replica: Replica, now: float) -> None:
         """The pool has a replica."""
-        if lane is Lane.VERIFIER:
-            self._do(lambda: self.verifier.found(replica, now), now)
-        else:
-            self._drafter_late = False
-            self._do(lambda: self.drafter.found(replica), now)
+
+        def step() -> None:
+            if lane is Lane.VERIFIER:
+                self.verifier.found(replica, now)
+                self._choose_drafter(replica, now)
+            else:
+                self._drafter_late = False
+                self.drafter.found(replica)
+
+        self._do(step, now)
+
+    def _choose_drafter(self, verifier: Replica, now: float) -> None:
+        """Drafts come from the verifier if it makes them itself, else from the pool."""
+        wanted = self._plan.num_draft_tokens > 0 and not self.verifier.drafts_itself
+        if wanted and not self._wants_drafter:
+            self.drafter.seek(now)
+        elif not wanted:
+            self.drafter.end()
+        self._wants_drafter = wanted
+        if self._plan.num_draft_tokens > 0 and self.verifier.drafts_itself:
+            self.evidence.uses_memory(verifier.info.drafting_bytes)
 
     def lost(self, lane: Lane, now: float, gone: bool = False) -> None:
         """A replica's link is broken; one that is gone will not come back."""
@@ -122,7 +135,7 @@ class RoundLoop:
                 self._commit(outcome, now)
             elif isinstance(outcome, BlockRefused):
                 self.drafter.block_refused(now)
-                self.verifier.verify(self._plain(Fallback.BLOCK_REFUSED), now)
+                self.verifier.verify(self._plain(Fallback.BLOCK_REFUSED), now, self._next_depth())
 
         self._do(step, now)
 
@@ -192,6 +205,8 @@ class RoundLoop:
         if block.tokens:
             self.drafter.block_judged()
         self._tail_was_ready = bool(book.tail.tokens)
+        if committed.finish is None:
+            book.proposed(verdict.next_block, event.next_method)
         self._effects.append(
             Commit(
                 from_len=from_len,
@@ -233,7 +248,7 @@ class RoundLoop:
         self._tail_was_ready = False
         if self.evidence.first_round_at is None:
             self.evidence.first_round_at = now
-        self.verifier.verify(block, now)
+        self.verifier.verify(block, now, self._next_depth())
         self._draft_ahead(block.tree, now)
 
     def _block_limit(self) -> int:
@@ -241,6 +256,12 @@ class RoundLoop:
 
     def _depth_limit(self) -> int:
         return min(self._block_limit(), self._committer.remaining_tokens - 1)
+
+    def _next_depth(self) -> int:
+        """How deep a block the verifier is to propose with its verdict, which brings one token at least."""
+        if not self.verifier.drafts_itself or self.drafter.distrusted:
+            return 0
+        return max(min(self._block_limit(), self._committer.remaining_tokens - 2), 0)
 
     def _next_block(self, now: float) -> Tail | None:
         """The block to verify now; None while a draft is worth waiting for.
@@ -256,6 +277,8 @@ class RoundLoop:
             return book.tail.top(limit, self.verifier.max_draft_tokens)
         if len(self.log) == len(self._plan.prompt):
             return EMPTY_TAIL  # reading the prompt need not wait for anybody
+        if self.verifier.drafts_itself:
+            return self._plain(Fallback.NOTHING_PROPOSED)
         if not self.drafter.live:
             return self._plain(self._why_no_drafter())
         depth = min(limit, self.drafter.depth_limit())

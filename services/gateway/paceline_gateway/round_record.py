@@ -16,7 +16,7 @@ class Fallback(Enum):
     LATE_DRAFT = "late_draft"
     """The draft did not come in time."""
     NOTHING_PROPOSED = "nothing_proposed"
-    """The drafter has answered and proposes nothing."""
+    """The drafter, or the verifier that drafts by itself, has answered and proposes nothing."""
     CONTEXT_FULL = "context_full"
     """The drafter's context leaves no room."""
     BLOCK_REFUSED = "block_refused"
@@ -28,7 +28,8 @@ class RoundTimes:
     """Where the time went, in seconds.
 
     Attributes:
-        draft_s, draft_queue_s, draft_wire_s: of drafts: in the drafter, in its queue, on the way there and back.
+        draft_s, draft_queue_s, draft_wire_s: of drafts: in the drafter, in its queue, on the way there and back; of
+            drafts that the verifier makes only the first.
         draft_wait_s: the verifier was idle for a draft.
         verify_s, verify_queue_s, verify_wire_s: the same three for the verdict.
     """

@@ -337,7 +337,7 @@ class SessionActor:
                 find_id=self._last_find_id,
                 port=self,
                 avoid=avoid,
-                method="" if is_verifier else plan.method,
+                method=plan.method,
                 context_len=len(plan.prompt) + plan.max_tokens if is_verifier else 0,
             )
         )

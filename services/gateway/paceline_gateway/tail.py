@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.messages import AcceptanceRule, Drafted, DraftProbs
+from paceline.messages import AcceptanceRule, DraftProbs
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
 from paceline_gateway.continuation import crop_nodes, descend, graft, main_path
 
@@ -32,13 +32,13 @@ class Tail:
     draft_probs: tuple[DraftProbs, ...] = ()
 
     @classmethod
-    def drafted(cls, event: Drafted, rule: AcceptanceRule) -> Tail:
-        """What an answer proposes; of a tree `ratio` takes the main path, which depends on no chance."""
+    def drafted(cls, block: DraftTree, draft_probs: tuple[DraftProbs, ...], rule: AcceptanceRule) -> Tail:
+        """What is proposed; of a tree `ratio` takes the main path, which depends on no chance."""
         if rule is AcceptanceRule.MATCH:
-            return cls(event.block)
-        if event.block.is_chain:
-            return cls(event.block, event.draft_probs)
-        return cls(DraftTree.chain(main_path(event.block)))
+            return cls(block)
+        if block.is_chain:
+            return cls(block, draft_probs)
+        return cls(DraftTree.chain(main_path(block)))
 
     @property
     def tokens(self) -> tuple[int, ...]:

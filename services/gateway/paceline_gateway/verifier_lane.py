@@ -26,7 +26,7 @@ from paceline.token_log import TokenLog
 from paceline_gateway.attachment import Attachment
 from paceline_gateway.effects import Effect, Lane, Replica, Send
 from paceline_gateway.plan import GenerationPlan, Patience
-from paceline_gateway.tail import Tail
+from paceline_gateway.tail import EMPTY_TAIL, Tail
 
 _EWMA_WEIGHT = 0.3
 _MAX_REPAIRS = 6
@@ -42,11 +42,13 @@ class Verdict:
         block: the block that it judges, as sent.
         event: the answer.
         round_trip_s: from the command, as sent last, to the answer.
+        next_block: what the verifier proposes for the next round; empty unless it was asked.
     """
 
     block: DraftTree
     event: Verified
     round_trip_s: float
+    next_block: Tail = EMPTY_TAIL
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,12 @@ class VerifierLane:
         """Most nodes that the verifier judges in one block; 0 without a verifier."""
         replica = self.attachment.replica
         return replica.info.max_draft_tokens if replica else 0
+
+    @property
+    def drafts_itself(self) -> bool:
+        """Whether the verifier drafts by itself, and by the method that is asked for if one is."""
+        replica = self.attachment.replica
+        return replica is not None and replica.drafts_by(self._plan.method)
 
     @property
     def deadline(self) -> float | None:
@@ -171,8 +179,14 @@ class VerifierLane:
 
     # --- commands -------------------------------------------------------------------------------------------------
 
-    def verify(self, block: Tail, now: float) -> None:
-        """Sends the next block; only while `idle`."""
+    def verify(self, block: Tail, now: float, next_depth: int = 0) -> None:
+        """Sends the next block; only while `idle`.
+
+        Args:
+            block: what to judge.
+            now: the time.
+            next_depth: most depth of the block that the verifier is to propose for the round after; 0 for none.
+        """
         self._round += 1
         base_len = len(self._log)
         self.outstanding = Verify(
@@ -183,6 +197,7 @@ class VerifierLane:
             prefix_hash=self._log.hash_at(base_len),
             block=block.tree,
             draft_probs=block.draft_probs,
+            next_depth=next_depth,
         )
         self._repeat(now)
 
@@ -227,7 +242,8 @@ class VerifierLane:
         self.kv_len = event.kv_len
         took = now - self._sent_at
         self._learn_typical(took)
-        return Verdict(command.block, event, took)
+        next_block = Tail.drafted(event.next_block, (), self._plan.rule).top(command.next_depth)
+        return Verdict(command.block, event, took, next_block)
 
     def _learn_typical(self, took: float) -> None:
         """A round that reads all tokens tells little of the next one, and counts only until another kind was seen."""

@@ -524,7 +524,7 @@ class Evidence(_message.Message):
     draft_wait_ms: _builtins.float
     """Time in which the session waited for a draft with no verify running."""
     drafter_memory_bytes: _builtins.int
-    """Memory that the drafter of this session holds on top of the target."""
+    """Memory that drafting for this session takes on top of the target: the drafter's, or a part of the verifier's."""
     verifier: _builtins.str
     """Verifier and drafter replicas in use at the end."""
     drafter: _builtins.str
@@ -692,7 +692,7 @@ class ServedModel(_message.Message):
     max_model_len: _builtins.int
     @_builtins.property
     def methods(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Methods that some drafter of this model offers now."""
+        """Methods that a verifier or a drafter of this model offers now."""
 
     def __init__(
         self,

@@ -182,6 +182,7 @@ def model_info_to_pb(info: m.ModelInfo) -> common_pb2.ModelInfo:
         kv_bytes=info.kv_bytes,
         max_sessions=info.max_sessions,
         boot_id=info.boot_id,
+        drafting_bytes=info.drafting_bytes,
     )
 
 
@@ -199,6 +200,7 @@ def model_info_from_pb(info: common_pb2.ModelInfo) -> m.ModelInfo:
         kv_bytes=info.kv_bytes,
         max_sessions=info.max_sessions,
         boot_id=info.boot_id,
+        drafting_bytes=info.drafting_bytes,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Callable, Sequence
 
 from paceline.speculation.tree import DraftTree
@@ -77,6 +78,23 @@ def bushy(law: Law) -> Script:
         return DraftTree.from_paths([wrong, true, [*true[:-1], (true[-1] + 2) % VOCAB_SIZE]])
 
     return script
+
+
+def garbage(seed: int) -> Script:
+    """Trees of any shape with any ids, unknown ones among them; another one after every context."""
+
+    def script(context: Sequence[int], depth: int) -> DraftTree:
+        # Not for secrets: the same garbage in every run.
+        source = random.Random(hash((seed, *context)))
+        parents = [source.randrange(node + 1) for node in range(source.randint(0, 6))]
+        return DraftTree(tuple(source.sample(range(VOCAB_SIZE + 4), len(parents))), tuple(parents))
+
+    return script
+
+
+def too_deep(law: Law) -> Script:
+    """As `perfect`, but five tokens more than were asked for."""
+    return lambda context, depth: perfect(law)(context, depth + 5)
 
 
 def nothing(context: Sequence[int], depth: int) -> DraftTree:

@@ -6,6 +6,7 @@ that maps tokens to the next token. Answers wait in a queue per lane until the t
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -40,7 +41,7 @@ from paceline.messages import (
     VerifierEvent,
     Verify,
 )
-from paceline.speculation.tree import DraftTree
+from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
 from paceline.text.commit import Committer, EndSettings
 from paceline.text.tokenizer import Tokenizer
 from paceline.token_log import TokenLog
@@ -88,6 +89,10 @@ class SimVerifier:
     passes: int = 0
     refusals: deque[Failure] = field(default_factory=deque)
     """Given out, one per Verify, instead of a verdict."""
+    self_draft: Script | None = None
+    """What it proposes with a verdict; None for a verifier that does not draft."""
+    methods: tuple[str, ...] = ("own",)
+    """Under which names, if it does."""
 
     def handle(self, command: VerifierCommand | DrafterCommand) -> list[VerifierEvent]:
         match command:
@@ -120,6 +125,7 @@ class SimVerifier:
         except InvalidArgument as error:
             return [Failed(command.session, command.epoch, command.round, error.to_failure())]
         session.log.extend(tokens)
+        drafts = self.self_draft is not None and command.next_depth > 0
         session.last = Verified(
             command.session,
             command.epoch,
@@ -128,7 +134,11 @@ class SimVerifier:
             path,
             tokens,
             kv_len=len(session.log) - 1,
-            timing=Timing(queue_us=100, forward_us=1000, total_us=1200),
+            timing=Timing(queue_us=100, forward_us=1000, total_us=1200, draft_us=200 if drafts else 0),
+            next_block=self.self_draft(session.log.tokens, command.next_depth)
+            if self.self_draft and drafts
+            else EMPTY_BLOCK,
+            next_method=self.methods[0] if drafts else "",
         )
         return [session.last]
 
@@ -207,6 +217,8 @@ class Simulation:
         rule: AcceptanceRule = AcceptanceRule.MATCH,
         temperature: float = 0.0,
         seed: int = 0,
+        self_draft: Script | None = None,
+        method: str = "",
     ) -> None:
         tokenizer = _letters(folder)
         plan = GenerationPlan(
@@ -220,11 +232,12 @@ class Simulation:
             rule=rule,
             draft_ahead=draft_ahead,
             stop=stop,
+            method=method,
         )
         end = EndSettings(max_tokens, frozenset({EOS}), stop=stop)
         self.now = 0.0
         self.patience = patience or Patience()
-        self.verifiers = {"v0": SimVerifier(matching(law)), "v1": SimVerifier(matching(law))}
+        self.verifiers = {name: SimVerifier(matching(law), self_draft=self_draft) for name in ("v0", "v1")}
         self.drafter = SimDrafter(script)
         self.infos = {
             Lane.VERIFIER: _info(256, max_draft_tokens),
@@ -308,9 +321,15 @@ class Simulation:
             if choice:
                 del self.seeking[lane]
                 self.attached[lane] = choice[0]
-                self.loop.found(lane, Replica(choice[0], self.infos[lane]), self.now)
+                self.loop.found(lane, Replica(choice[0], self._info(lane, choice[0])), self.now)
                 return True
         return False
+
+    def _info(self, lane: Lane, address: str) -> ModelInfo:
+        info = self.infos[lane]
+        if lane is Lane.DRAFTER or self.verifiers[address].self_draft is None:
+            return info
+        return dataclasses.replace(info, methods=self.verifiers[address].methods, drafting_bytes=500)
 
     # --- what the test does -------------------------------------------------------------------------------------------
 

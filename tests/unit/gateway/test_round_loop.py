@@ -16,6 +16,7 @@ from tests.unit.gateway.laws import (
     nothing,
     perfect,
     plain_text_of,
+    too_deep,
     wrong_at,
     wrong_at_position,
 )
@@ -29,7 +30,7 @@ SCRIPTS: dict[str, Script] = {
     "wrong_sometimes": wrong_at_position(LAW, 5),
     "tree": bushy(LAW),
     "nothing": nothing,
-    "too_long": lambda context, depth: perfect(LAW)(context, depth + 5),
+    "too_long": too_deep(LAW),
     "out_of_vocab": lambda context, depth: DraftTree.chain([99, *perfect(LAW)(context, depth).tokens][:depth]),
 }
 

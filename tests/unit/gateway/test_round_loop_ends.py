@@ -14,10 +14,12 @@ from paceline.messages import FinishReason, TokenOrigin
 from tests.unit.gateway.laws import (
     EOS,
     bushy,
+    garbage,
     hash_law,
     nothing,
     perfect,
     plain_text_of,
+    too_deep,
     wrong_at,
     wrong_at_position,
 )
@@ -77,6 +79,7 @@ def test_tokens_after_the_end_never_leave(tmp_path: Path) -> None:
 def test_no_order_of_events_and_no_fault_changes_the_text(
     tmp_path: Path, data: st.DataObject, seed: int, script_index: int, ahead: bool
 ) -> None:
+    """Some verifiers draft by themselves, some do not, and the session moves between them."""
     law = hash_law(seed, eos=3 if seed % 3 == 0 else None)
     scripts = [perfect(law), wrong_at(law, 1), wrong_at_position(law, 4), bushy(law), nothing]
     simulation = Simulation(
@@ -88,6 +91,8 @@ def test_no_order_of_events_and_no_fault_changes_the_text(
         num_draft_tokens=data.draw(st.sampled_from([1, 3, 4])),
         patience=Patience(verifier_s=1e6, first_verifier_s=1e6),
     )
+    for verifier in simulation.verifiers.values():
+        verifier.self_draft = data.draw(st.sampled_from([None, *scripts, garbage(seed), too_deep(law)]))
     simulation.start()
     for _ in range(data.draw(st.integers(0, 40))):
         if simulation.terminal:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paceline_gateway.tail import EMPTY_TAIL, Tail
 
-from paceline.messages import AcceptanceRule, Drafted, DraftProbs
+from paceline.messages import AcceptanceRule, DraftProbs
 from paceline.speculation.tree import DraftTree
 from tests.unit.gateway.test_continuation import trees
 
@@ -25,10 +25,6 @@ def certain(token: int) -> DraftProbs:
     return DraftProbs((token,), (1.0,))
 
 
-def drafted(block: DraftTree, *probs: DraftProbs) -> Drafted:
-    return Drafted("s", 1, 1, block, 0, draft_probs=probs)
-
-
 def entry_of(tail: Tail, index: int) -> DraftProbs:
     """What a draft was drawn from; certain where nothing is said."""
     return tail.draft_probs[index] if tail.draft_probs else certain(tail.tokens[index])
@@ -43,8 +39,8 @@ def test_tokens_and_probabilities_stay_side_by_side(steps: list[Step]) -> None:
             tokens = range(next_token, next_token + first)
             next_token += first
             entries = [probs_of(token, 0.25 + token / 1000) if sampled else certain(token) for token in tokens]
-            event = drafted(DraftTree.chain(tokens), *(entries if sampled else ()))
-            tail = tail.grafted(Tail.drafted(event, RATIO))
+            told = tuple(entries) if sampled else ()
+            tail = tail.grafted(Tail.drafted(DraftTree.chain(tokens), told, RATIO))
             pairs += zip(tokens, entries, strict=True)
         elif action == "below":
             below = tail.below([token for token, _ in pairs[:first]])
@@ -63,7 +59,7 @@ def test_under_match_a_tail_is_a_tree_and_says_nothing_of_probabilities(
     first: DraftTree, second: DraftTree, depth: int, nodes: int
 ) -> None:
     told = tuple([certain(token) for token in first.tokens])
-    tail = Tail.drafted(drafted(first, *told), MATCH).grafted(Tail.drafted(drafted(second), MATCH))
+    tail = Tail.drafted(first, told, MATCH).grafted(Tail.drafted(second, (), MATCH))
     block = tail.top(depth, nodes)
     assert (tail.draft_probs, block.draft_probs) == ((), ())
     assert block.tree.max_depth <= depth
@@ -73,8 +69,8 @@ def test_under_match_a_tail_is_a_tree_and_says_nothing_of_probabilities(
 
 
 def test_ratio_takes_the_main_path_of_a_tree() -> None:
-    assert Tail.drafted(drafted(TREE), MATCH).tree == TREE
-    assert Tail.drafted(drafted(TREE), RATIO) == Tail(DraftTree.chain([1, 2, 3]))
+    assert Tail.drafted(TREE, (), MATCH).tree == TREE
+    assert Tail.drafted(TREE, (), RATIO) == Tail(DraftTree.chain([1, 2, 3]))
 
 
 def test_certain_drafts_beside_drawn_ones_are_spelled_out() -> None:

@@ -72,5 +72,8 @@ class GatewayGauges(Collector):
         bytes_of: Counter[str] = Counter()
         for replica in self._pools[Lane.DRAFTER].snapshot.ready:
             bytes_of["+".join(replica.info.methods)] += replica.memory_bytes
+        for replica in self._pools[Lane.VERIFIER].snapshot.ready:
+            if replica.drafts_by(""):
+                bytes_of["+".join(replica.info.methods)] += replica.info.drafting_bytes
         values = [({**self._labels, "method": method}, total) for method, total in bytes_of.items()]
-        return gauge("paceline_drafter_memory_bytes", "Memory of ready drafters: weights and key/value rows.", values)
+        return gauge("paceline_drafter_memory_bytes", "What drafting costs in memory: weights and key/value rows.", values)

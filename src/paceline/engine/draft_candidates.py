@@ -7,10 +7,13 @@ Welling 2019): the target's choice is far more often among them than among the d
 
 from __future__ import annotations
 
+import bisect
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch.nn.functional import pad
 
 from paceline.engine.processors import SessionRows, Shaping
 from paceline.engine.sampling import DraftChoice, DraftRow, draft_sessions
@@ -20,6 +23,8 @@ _SHORTLIST = 512
 """How many of the best tokens are looked at before truncation is found to leave more than that."""
 _BOUND_SLACK = 1e-3
 """Covers the rounding of bounds, which are computed in float32."""
+_CPU_ELEMENTS = 1 << 16
+"""Fits the temporaries of rows into the L2 cache."""
 _LEAST_BOUND = -50.0
 """No bound is taken for lower than this below the best logit: float32 weights end there, with any noise on top."""
 
@@ -137,15 +142,54 @@ def _best_shaped(
     """
     if not shaping.truncates:
         return _best_noisy(logits, keys, num, target_ids)
-    length = shaping.top_k + num if shaping.top_k else _SHORTLIST
-    kept, columns = shaping.shortlist(logits, max(length, num))
+    if logits.device.type == "cpu" and not shaping.top_k:
+        rows = [slice(row, row + 1) for row in range(len(logits))]
+        return _joined([_best_by_mass(shaping, logits[row], keys[row], num, target_ids) for row in rows])
+    kept, columns = shaping.shortlist(logits, max(shaping.top_k + num, _SHORTLIST))
     scores = kept.double() + gumbel(keys, target_ids[columns])
     columns, scores = _in_order(columns, scores, num, target_ids)
-    if columns.shape[1] < logits.shape[1]:
-        wide = (kept[:, -1] > -torch.inf) & (kept.shape[1] < logits.shape[1])
-        if wide.any():
-            columns[wide], scores[wide] = _best_noisy(shaping.kept(logits[wide]), keys[wide], num, target_ids)
+    more_stay = (kept[:, -1] > -torch.inf) & (kept.shape[1] < logits.shape[1])
+    if more_stay.any():
+        wide = _best_noisy(shaping.kept(logits[more_stay]), keys[more_stay], num, target_ids)
+        columns[more_stay], scores[more_stay] = wide
     return columns, scores
+
+
+def _best_by_mass(
+    shaping: Shaping, row: torch.Tensor, key: torch.Tensor, num: int, target_ids: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`_best_shaped` for one row # [1, width] under top_p or min_p, without looking for a floor that is far down.
+
+    The best of all columns are the best of those that stay, once those that do not are taken out: a column stays under
+    top_p if what is likelier has less mass than that.
+    """
+    logits, best = row[0], row.amax()
+    least = best + math.log(shaping.min_p) if shaping.min_p else logits.new_tensor(-torch.inf)
+    weights = (logits - best).exp_()
+    total = weights.sum(dtype=torch.float64)
+    mass = shaping.top_p * total
+    if shaping.top_p < 1.0:
+        # Few columns can have this much; if they are enough together, nothing else stays.
+        heavy = (weights * _SHORTLIST >= total).nonzero()[:, 0]
+        falling, order = logits[heavy].sort(descending=True)
+        heavy = heavy[order]
+        sums = weights[heavy].cumsum(0, dtype=torch.float64)
+        if len(heavy) and sums[-1] >= mass:
+            least = torch.maximum(least, falling[(sums - weights[heavy] < mass).sum() - 1])
+            scores = falling.masked_fill(falling < least, -torch.inf).double() + gumbel(key, target_ids[heavy])
+            return _in_order(heavy.unsqueeze(0), scores, num, target_ids)
+
+    def is_cut_off(logit: float) -> bool:
+        return bool(torch.where(logits > logit, weights, 0.0).sum(dtype=torch.float64) >= mass)
+
+    left = row.masked_fill(row < least, -torch.inf) if shaping.min_p else row
+    columns, scores = _best_noisy(left, key, 2 * num + 8, target_ids)
+    values = logits[columns[0]]
+    ranked = sorted(values.tolist(), reverse=True)
+    num_left = bisect.bisect_left(ranked, True, key=is_cut_off) if shaping.top_p < 1.0 else len(ranked)
+    if num_left < num:
+        return _best_noisy(shaping.kept(row), key, num, target_ids)
+    return _in_order(columns, scores.masked_fill(values < ranked[num_left - 1], -torch.inf), num, target_ids)
 
 
 def _best_noisy(
@@ -157,21 +201,26 @@ def _best_noisy(
     times `num` of those bounds are looked at. When what was left out could have been better, which is rare, the row is
     done in full.
     """
-    rows_at_once = 1 if logits.device.type == "cpu" else len(logits)  # one row's temporaries fit into the cache
-    parts = []
-    for start in range(0, len(logits), rows_at_once):
-        rows = slice(start, start + rows_at_once)
-        weights = (logits[rows] - logits[rows].amax(-1, keepdim=True)).exp_()
-        ranks, columns = weights.div_(uniform(keys[rows], target_ids)).topk(min(4 * num + 16, logits.shape[1]), dim=-1)
-        scores = logits[rows].gather(1, columns).double() + gumbel(keys[rows], target_ids[columns])
-        left_out = ranks[:, -1].double().log_().clamp_(min=_LEAST_BOUND) + logits[rows].amax(-1) + _BOUND_SLACK
-        columns, scores = _in_order(columns, scores, num, target_ids)
-        unsure = (scores[:, -1] <= left_out) & (ranks.shape[1] < logits.shape[1])
-        for row in unsure.nonzero()[:, 0].tolist():
-            noisy = logits[rows][row : row + 1].double() + gumbel(keys[rows][row : row + 1], target_ids)
-            columns[row], scores[row] = (part[0] for part in _best_columns(noisy, num, target_ids))
-        parts.append((columns, scores))
-    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+    elements = _CPU_ELEMENTS if logits.device.type == "cpu" else logits.numel()
+    rows_at_once = max(1, elements // logits.shape[1])
+    chunks = [slice(start, start + rows_at_once) for start in range(0, len(logits), rows_at_once)]
+    return _joined([_best_noisy_chunk(logits[rows], keys[rows], num, target_ids) for rows in chunks])
+
+
+def _best_noisy_chunk(
+    logits: torch.Tensor, keys: torch.Tensor, num: int, target_ids: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    best = logits.amax(-1, keepdim=True)
+    weights = (logits - best).exp_()
+    ranks, columns = weights.div_(uniform(keys, target_ids)).topk(min(4 * num + 16, logits.shape[1]), dim=-1)
+    scores = logits.gather(1, columns).double() + gumbel(keys, target_ids[columns])
+    left_out = ranks[:, -1].double().log_().clamp_(min=_LEAST_BOUND) + best[:, 0] + _BOUND_SLACK
+    columns, scores = _in_order(columns, scores, num, target_ids)
+    unsure = (scores[:, -1] <= left_out) & (ranks.shape[1] < logits.shape[1])
+    if unsure.any():
+        noisy = logits[unsure].double() + gumbel(keys[unsure], target_ids)
+        columns[unsure], scores[unsure] = _best_columns(noisy, num, target_ids)
+    return columns, scores
 
 
 def _best_columns(scores: torch.Tensor, num: int, target_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -193,7 +242,17 @@ def _best_in_full(scores: torch.Tensor, num: int, target_ids: torch.Tensor) -> t
 def _in_order(
     columns: torch.Tensor, scores: torch.Tensor, num: int, target_ids: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `num` best in falling order, the lower id first among equals. Columns and scores # [rows, k]."""
+    """The `num` best in falling order, the lower id first among equals; filled up with scores of -inf.
+
+    Columns and scores # [rows, k].
+    """
     by_id = target_ids[columns].argsort(dim=-1)
     order = by_id.gather(1, scores.gather(1, by_id).argsort(stable=True, dim=-1, descending=True))[:, :num]
-    return columns.gather(1, order), scores.gather(1, order)
+    missing = (0, num - order.shape[1])
+    return pad(columns.gather(1, order), missing), pad(scores.gather(1, order), missing, value=-torch.inf)
+
+
+def _joined(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([columns for columns, _ in parts]), torch.cat([scores for _, scores in parts])

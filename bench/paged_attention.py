@@ -1,12 +1,12 @@
 """What paging costs attention: attention over the pool against the same over contiguous buffers.
 
-    python -m bench.paged_attention [--context 2048] [--repeats 60] [--quick]
+    python -m bench.paged_attention [--context 2048] [--repeats 100] [--quick]
 
 Layouts of a sequence's pages: neighbours; a shared prefix and pages of its own behind it; one of eight sequences that
 grew side by side, as the pool laid them out; the same in a pool that many sessions have gone through; and, as the worst
 case, pages in random order, before and after they were moved together. Each work is the attention of several layers one
 after another, so that keys and values come from memory as they do in a pass. All take turns within one run; processor
-time of one thread, medians. Writes bench/results/paged_attention.json.
+time of one thread, medians. Layouts that the pool makes have a bound. Writes bench/results/paged_attention.json.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn import functional
 
+from bench.ratios import Ratio, show_ratios
 from bench.report import write_report
 from bench.turns import take_turns
 from paceline.engine.attention import PagedAttention
@@ -36,6 +37,8 @@ NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 9, 3, 64
 NUM_LAYERS = 10
 POOL_PAGES = 2048
 NEW_TOKENS = (1, 5)
+CONTEXT, AT_MOST = 2048, 1.15
+"""Paged / contiguous is bounded at this context, for every layout that the pool makes."""
 
 Layout = Callable[[KVPool, int], SequenceKV]
 
@@ -52,6 +55,7 @@ class AttentionCost:
         paged_us: median microseconds per layer over the pool, writing the new rows included.
         contiguous_us: the same over contiguous buffers, new rows written to their ends.
         ratio: of the two.
+        at_most: its bound; None for pages that the pool never lays out so, and at other contexts.
     """
 
     layout: str
@@ -61,6 +65,12 @@ class AttentionCost:
     paged_us: float
     contiguous_us: float
     ratio: float
+    at_most: float | None
+
+    @property
+    def verdict(self) -> Ratio:
+        """The ratio with its bound."""
+        return Ratio(f"{self.layout}, {self.num_tokens} token(s)", self.ratio, self.at_most)
 
 
 def grow(kv: SequenceKV, num_rows: int) -> SequenceKV:
@@ -121,12 +131,13 @@ def in_random_order(pool: KVPool, context: int) -> SequenceKV:
     return kv
 
 
+WORST = "random order (worst case)"
 LAYOUTS: dict[str, Layout] = {
     "neighbours": neighbours,
     "shared prefix and own pages": shared_prefix,
     "one of 8 that grew side by side": side_by_side,
     "in a pool that 400 sessions went through": after_many_sessions,
-    "random order (worst case)": in_random_order,
+    WORST: in_random_order,
 }
 
 
@@ -193,32 +204,35 @@ def measure(context: int, repeats: int) -> list[AttentionCost]:
         turns = {name: work for name, (work, _) in works.items()} | {"": base}
         medians = {name: cost.processor_ms * 1e3 / NUM_LAYERS for name, cost in take_turns(turns, repeats).items()}
         for name, (_, num_runs) in works.items():
-            ratio = medians[name] / medians[""]
-            costs.append(AttentionCost(name, num_runs, context, num_tokens, medians[name], medians[""], ratio))
+            at_most = AT_MOST if context == CONTEXT and name != WORST else None
+            us, base_us = medians[name], medians[""]
+            costs.append(AttentionCost(name, num_runs, context, num_tokens, us, base_us, us / base_us, at_most))
     return costs
 
 
 def show(costs: Sequence[AttentionCost]) -> None:
     table = Table(title=f"attention per layer at {costs[0].context} rows, microseconds")
-    for name in ("pages", "runs", "tokens", "paged", "contiguous", "ratio"):
+    for name in ("pages", "runs", "tokens", "paged", "contiguous"):
         table.add_column(name, justify="left" if name == "pages" else "right")
     for cost in costs:
-        figures = (f"{cost.paged_us:.0f}", f"{cost.contiguous_us:.0f}", f"{cost.ratio:.2f}")
+        figures = (f"{cost.paged_us:.0f}", f"{cost.contiguous_us:.0f}")
         table.add_row(cost.layout, str(cost.num_runs), str(cost.num_tokens), *figures)
-    Console().print(table)
+    Console(width=120).print(table)
+    show_ratios("paged / contiguous", [cost.verdict for cost in costs])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure what paging costs attention.")
-    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--context", type=int, default=CONTEXT)
     parser.add_argument("--repeats", type=int, default=100)
-    parser.add_argument("--quick", action="store_true", help="few repeats: to see that it works")
+    parser.add_argument("--quick", action="store_true", help="few repeats, to see that it works; writes nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     costs = measure(options.context, 10 if options.quick else options.repeats)
     show(costs)
-    print(f"written to {write_report('paged_attention', costs)}")
+    if not options.quick:
+        print(f"written to {write_report('paged_attention', costs)}")
     return 0
 
 

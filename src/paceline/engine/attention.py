@@ -235,7 +235,7 @@ def _fused(
 
     And each query's mass there # [1, num_kv_heads, num_queries]
     """
-    result, mass = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+    result, mass = torch._scaled_dot_product_flash_attention_for_cpu(
         rows, piece.rows(keys), piece.rows(values), 0.0, False, attn_mask=piece.mask, scale=scale
     )
     if piece.blind is not None:

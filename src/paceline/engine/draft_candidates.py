@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch.nn.functional import pad
+from torch.nn.functional import pad, threshold
 
 from paceline.engine.processors import SessionRows, Shaping
 from paceline.engine.sampling import DraftChoice, DraftRow, draft_sessions
@@ -179,17 +179,17 @@ def _best_by_mass(
             scores = falling.masked_fill(falling < least, -torch.inf).double() + gumbel(key, target_ids[heavy])
             return _in_order(heavy.unsqueeze(0), scores, num, target_ids)
 
-    def is_cut_off(logit: float) -> bool:
-        return bool(torch.where(logits > logit, weights, 0.0).sum(dtype=torch.float64) >= mass)
+    def is_cut_off(weight: float) -> bool:
+        return bool(threshold(weights, weight, 0.0).sum(dtype=torch.float64) >= mass)
 
     left = row.masked_fill(row < least, -torch.inf) if shaping.min_p else row
     columns, scores = _best_noisy(left, key, 2 * num + 8, target_ids)
-    values = logits[columns[0]]
-    ranked = sorted(values.tolist(), reverse=True)
+    found = weights[columns[0]]
+    ranked = sorted(found.tolist(), reverse=True)
     num_left = bisect.bisect_left(ranked, True, key=is_cut_off) if shaping.top_p < 1.0 else len(ranked)
     if num_left < num:
         return _best_noisy(shaping.kept(row), key, num, target_ids)
-    return _in_order(columns, scores.masked_fill(values < ranked[num_left - 1], -torch.inf), num, target_ids)
+    return _in_order(columns, scores.masked_fill(found < ranked[num_left - 1], -torch.inf), num, target_ids)
 
 
 def _best_noisy(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.engine.near_best import Head
 from paceline.errors import ModelError
 from paceline.messages import SamplingParams
 from paceline.speculation.noise import keyed_argmax, keyed_argmax_of
@@ -62,6 +63,10 @@ class Shaping:
             tokens[~complete] = keyed_argmax(self.kept(logits[~complete]), keys[~complete])
         return tokens
 
+    def head(self, row: torch.Tensor) -> Head | None:
+        """The few tokens of a scaled row that `choose` can choose, where it is known that they are few. On a CPU."""
+        return None if self.top_k else Head.of(row, self.top_p, self.min_p)
+
     def _choose_by_mass(self, logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """Samples rows under top_p without top_k, and without looking for its floor where that is far down.
 
@@ -72,14 +77,6 @@ class Shaping:
         best = logits.amax(-1, keepdim=True)
         weights = (logits - best).exp_()
         totals = weights.sum(-1, dtype=torch.float64)
-        # Few tokens can have this much; if they are enough together, nothing else stays.
-        heavy = torch.where(weights * _SHORTLIST >= totals.unsqueeze(1), weights, 0.0)
-        if len(keys) == 1 and heavy.sum(dtype=torch.float64) >= self.top_p * totals:
-            heavy_ids = heavy.nonzero()[:, 1].unsqueeze(0)
-            heaviest, order = logits.gather(1, heavy_ids).sort(descending=True)
-            floors, _ = self._floors(heaviest, totals, logits.shape[1])
-            heaviest.masked_fill_(heaviest < floors, -torch.inf)
-            return keyed_argmax_of(heaviest, heavy_ids.gather(1, order), keys)
         left = logits
         if self.min_p > 0.0:
             left = logits.masked_fill(logits < best + math.log(self.min_p), -torch.inf)
@@ -255,13 +252,13 @@ class SessionRows:
         """
         logits = self.logits[rows[0] : rows[0] + 1] if len(rows) == 1 else self.logits[list(rows)]
         logits = logits.float()
-        usable = logits.amax(-1).isfinite() & logits.amin(-1).isfinite()  # both carry NaN on
-        edited = self._edited(logits, rows)
-        if self.shaping is not None and self.shaping.temperature != 1.0:
-            edited = edited / self.shaping.temperature
+        edited, best = self._edited(logits, rows), logits.amax(-1)
+        usable = (logits.amin(-1) > -torch.inf) & (best < torch.inf)  # both carry NaN on, which compares false
         if edited is not logits:
-            usable &= edited.amax(-1).isfinite()
-        return edited, usable
+            best = edited.amax(-1)
+        if self.shaping is not None and self.shaping.temperature != 1.0:
+            edited, best = edited / self.shaping.temperature, best / self.shaping.temperature
+        return edited, usable & (best.abs() < torch.inf)
 
     def _edited(self, logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         """Applies bias, penalties and the min_tokens mask; gives back `logits` itself where nothing is to be done."""

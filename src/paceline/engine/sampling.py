@@ -11,16 +11,18 @@ draft token proposed after a context of L + depth(v) tokens.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from paceline.engine.near_best import Head, choose_from_heads
 from paceline.engine.processors import PrefixState, SessionRows, Shaping
 from paceline.engine.ratio import RatioChain, judge_chains
+from paceline.engine.row_search import best_id
 from paceline.errors import InvalidArgument, ModelError, PacelineError
 from paceline.messages import AcceptanceRule, DraftProbs, SamplingParams, TokenLogprobs
-from paceline.speculation.acceptance import Walk, match
+from paceline.speculation.acceptance import Walk, match_steps
 from paceline.speculation.noise import noise_keys
 from paceline.speculation.tree import DraftTree
 
@@ -109,28 +111,28 @@ def _is_by_ratio(request: JudgeRequest) -> bool:
 
 
 def _walk_by_match(blocks: Sequence[tuple[DraftTree, SessionRows]]) -> list[Walk | ModelError]:
+    """Walks all blocks side by side, so that their next nodes are sampled together."""
     eager = [index for index, (_, session) in enumerate(blocks) if not session.goes_row_by_row]
     eager_tokens = sample([(blocks[index][1], range(len(blocks[index][1].paths))) for index in eager])
     sampled = dict(zip(eager, eager_tokens, strict=True))
-    walks: list[Walk | ModelError] = []
-    for index, (tree, session) in enumerate(blocks):
-        try:
-            walks.append(match(tree, _sampler(session, sampled.get(index))))
-        except ModelError as error:
-            walks.append(error)
-    return walks
-
-
-def _sampler(session: SessionRows, sampled: Sequence[int | None] | None) -> Callable[[int], int]:
-    """The target's sample at a node; looked up where all have been sampled already."""
-
-    def sample_at(node: int) -> int:
-        token = sample([(session, (node,))])[0][0] if sampled is None else sampled[node]
-        if token is None:
-            raise session.unusable(node)
-        return token
-
-    return sample_at
+    walks: dict[int, Walk | ModelError] = {}
+    steps = {index: match_steps(tree) for index, (tree, _) in enumerate(blocks)}
+    nodes = {index: next(step) for index, step in steps.items()}
+    while nodes:
+        lazy = [index for index in nodes if index not in sampled]
+        lazy_tokens = sample([(blocks[index][1], (nodes[index],)) for index in lazy])
+        tokens = {index: sampled[index][nodes[index]] for index in nodes if index in sampled}
+        tokens.update((index, token) for index, (token,) in zip(lazy, lazy_tokens, strict=True))
+        for index, token in tokens.items():
+            node = nodes.pop(index)
+            if token is None:
+                walks[index] = blocks[index][1].unusable(node)
+                continue
+            try:
+                nodes[index] = steps[index].send(token)
+            except StopIteration as end:
+                walks[index] = end.value
+    return [walks[index] for index in range(len(blocks))]
 
 
 def _walk_by_ratio(blocks: Sequence[tuple[JudgeRequest, SessionRows]]) -> list[Walk | PacelineError]:
@@ -248,16 +250,45 @@ def sample(batch: Sequence[tuple[SessionRows, Sequence[int]]]) -> list[list[int 
         Per session one token per listed row; None where the row is not usable.
     """
     tokens: list[list[int | None]] = [[] for _ in batch]
+    apart = [index for index, (session, _) in enumerate(batch) if session.goes_row_by_row]
+    picks = iter(_sample_apart([(batch[index][0], row) for index in apart for row in batch[index][1]]))
+    for index in apart:
+        tokens[index] = list(itertools.islice(picks, len(batch[index][1])))
     alike: dict[tuple[Shaping | None, int, torch.device], list[int]] = {}
-    for index, (session, rows) in enumerate(batch):
-        if session.goes_row_by_row:
-            tokens[index] = [_sample_alike([(session, (row,))])[0][0] for row in rows]
-        else:
+    for index, (session, _) in enumerate(batch):
+        if not session.goes_row_by_row:
             alike.setdefault((session.shaping, session.logits.shape[1], session.logits.device), []).append(index)
     for members in alike.values():
         for member, chosen in zip(members, _sample_alike([batch[m] for m in members]), strict=True):
             tokens[member] = chosen
     return tokens
+
+
+def _sample_apart(rows: Sequence[tuple[SessionRows, int]]) -> list[int | None]:
+    """`sample` for rows on a CPU: each is gone through by itself; the few tokens that are left of many, together."""
+    tokens: list[int | None] = [None] * len(rows)
+    heads: dict[int, Head] = {}
+    for index, (session, row) in enumerate(rows):
+        logits, usable = session.processed((row,))
+        if not usable:
+            continue
+        if session.shaping is None:
+            tokens[index] = best_id(logits[0])
+        elif (head := session.shaping.head(logits[0])) is not None:
+            heads[index] = head
+        else:
+            tokens[index] = int(session.shaping.choose(logits, _keys([(session, row)])))
+    if heads:
+        keys = _keys([rows[index] for index in heads])
+        for index, token in zip(heads, choose_from_heads(list(heads.values()), keys), strict=True):
+            tokens[index] = _sample_alike([(rows[index][0], rows[index][1:])])[0][0] if token is None else token
+    return tokens
+
+
+def _keys(rows: Sequence[tuple[SessionRows, int]]) -> torch.Tensor:
+    """The keys of rows of one device. # [rows] int64."""
+    seeds = [session.state.sampling.seed for session, _ in rows]
+    return noise_keys(seeds, [session.position(row) for session, row in rows], device=rows[0][0].logits.device)
 
 
 def _sample_alike(batch: Sequence[tuple[SessionRows, Sequence[int]]]) -> list[list[int | None]]:
@@ -271,12 +302,7 @@ def _sample_alike(batch: Sequence[tuple[SessionRows, Sequence[int]]]) -> list[li
     if shaping is None:
         chosen = logits.argmax(-1)  # the first of equals, which is the lowest id
     else:
-        keys = noise_keys(
-            [session.state.sampling.seed for session, rows in batch for _ in rows],
-            [session.position(row) for session, rows in batch for row in rows],
-            device=logits.device,
-        )
-        chosen = shaping.choose(logits, keys)
+        chosen = shaping.choose(logits, _keys([(session, row) for session, rows in batch for row in rows]))
     picks = iter(zip(chosen.tolist(), usable.tolist(), strict=True))
     return [[token if ok else None for token, ok in itertools.islice(picks, len(rows))] for _, rows in batch]
 

@@ -29,7 +29,7 @@ This module does not know how logits become distributions, nor where noise comes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,12 +67,24 @@ def match(tree: DraftTree, sample_at: Callable[[int], int]) -> Walk:
         tree: the block.
         sample_at: the target's sample at a node. Asked once per visited node: only those need sampling at all.
     """
+    steps = match_steps(tree)
+    node = next(steps)
+    while True:
+        try:
+            node = steps.send(sample_at(node))
+        except StopIteration as end:
+            walk: Walk = end.value
+            return walk
+
+
+def match_steps(tree: DraftTree) -> Generator[int, int, Walk]:
+    """`match` in steps, for walks side by side: yields a node, is sent the sample there, returns the walk."""
     children = tree.children()
     node = 0
     path: list[int] = []
     tokens: list[int] = []
     while True:
-        token = sample_at(node)
+        token = yield node
         tokens.append(token)
         child = children[node].get(token)
         if child is None:

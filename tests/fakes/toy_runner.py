@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from paceline.engine.features import FeaturePlane, FeatureTaps, SequenceFeatures
 from paceline.engine.kv.pool import KVPool, PlaneShape, SequenceKV
 from paceline.engine.runner import RunnerInfo, SequencePass
 
@@ -128,6 +129,10 @@ class ToyRunner:
 
     def new_sequence(self) -> SequenceKV:
         return self.pool.new_sequence()
+
+    def features(self, kv: SequenceKV) -> SequenceFeatures:
+        """What is stored itself: a row of features is the token and its position."""
+        return FeaturePlane(FeatureTaps(), self.pool.groups[0][0, 0]).of(kv)
 
     def forward(self, batch: Sequence[SequencePass]) -> list[torch.Tensor]:
         self.passes.append(tuple(part.num_tokens for part in batch))

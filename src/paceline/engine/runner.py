@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from paceline.engine.features import FeatureRows
 from paceline.engine.kv.pool import KVPool, SequenceKV
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
 
@@ -51,7 +52,7 @@ class RunnerInfo:
         max_model_len: most tokens of a sequence.
         weights_bytes: memory of the weights, copies included.
         kv_bytes: memory of the pool.
-        kv_bytes_per_token: of a row in all planes.
+        kv_bytes_per_token: of a row in all planes, that of the features included.
         device: where the model runs.
         dtype: of weights and rows.
         runner: which code runs it: "native" or "transformers".
@@ -91,4 +92,11 @@ class ModelRunner(Protocol):
 
         Returns:
             Per part, float32 logits # [num_logits, vocab_size], row i for the (num_logits - i)-th last fed token.
+        """
+
+    def features(self, kv: SequenceKV) -> FeatureRows:
+        """The features of a sequence's rows.
+
+        Raises:
+            ConfigurationError: this runner keeps none.
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from paceline.engine.features import FeatureTaps
 from paceline.engine.kv.pool import DEFAULT_PAGE_TOKENS
 
 DEFAULT_KV_BYTES = 512 << 20
@@ -40,6 +41,7 @@ class RunnerOptions:
         prefix_caching: whether sequences share the rows of equal beginnings.
         runner: which code runs the model; heeded by `paceline.engine.load_runner`.
         quantization: of the weights, for draft models only; done by the native runner, or refused.
+        taps: hidden states to be kept for drafting methods, in `kv_bytes` too; None for none.
     """
 
     kv_bytes: int = DEFAULT_KV_BYTES
@@ -49,6 +51,7 @@ class RunnerOptions:
     prefix_caching: bool = True
     runner: RunnerChoice = RunnerChoice.AUTO
     quantization: Quantization = Quantization.NONE
+    taps: FeatureTaps | None = None
 
 
 DEFAULT_OPTIONS = RunnerOptions()

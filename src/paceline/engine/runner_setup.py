@@ -1,11 +1,14 @@
-"""What both runners do alike when a model is loaded: its pool, and the facts about it."""
+"""What both runners do alike when a model is loaded: its pool, its features, and the facts about it."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
 from paceline.engine.attention import PagedAttention
-from paceline.engine.kv.pool import KVPool
+from paceline.engine.features import FeaturePlane, SequenceFeatures, feature_width
+from paceline.engine.kv.pool import KVPool, PlaneShape, SequenceKV
 from paceline.engine.loader import LoadedModel
 from paceline.engine.runner import RunnerInfo
 from paceline.engine.runner_options import RunnerChoice, RunnerOptions
@@ -14,16 +17,42 @@ from paceline.errors import ConfigurationError
 MIN_POOL_TOKENS = 128
 
 
+@dataclass(frozen=True, slots=True)
+class AttachedPool:
+    """Where a model's rows are.
+
+    Attributes:
+        pool: keys, values and features of all sequences.
+        features: the features' plane of it; None if none are kept.
+    """
+
+    pool: KVPool
+    features: FeaturePlane | None
+
+
 def attach_pool(
-    attention: PagedAttention, options: RunnerOptions, *, dtype: torch.dtype, device: torch.device
-) -> KVPool:
+    attention: PagedAttention, options: RunnerOptions, *, hidden_size: int, dtype: torch.dtype, device: torch.device
+) -> AttachedPool:
     """Makes the pool that a model's attention needs and gives each layer its planes.
 
+    Args:
+        attention: of the model.
+        options: how it is run.
+        hidden_size: of the model.
+        dtype: of its rows.
+        device: where they are.
+
     Raises:
-        ConfigurationError: the key/value budget is too small.
+        ConfigurationError: the key/value budget is too small, or the wanted features are not this model's.
     """
+    shapes = attention.plane_shapes()
+    if options.taps is not None:
+        num_layers = len(attention.facts)
+        width = feature_width(options.taps, hidden_size=hidden_size, num_layers=num_layers, dtype=dtype, device=device)
+        # Before the others: the attention finds its groups by heads and width, and the last of equal ones is its own.
+        shapes = [PlaneShape(1, 1, width), *shapes]
     pool = KVPool.within_budget(
-        attention.plane_shapes(),
+        shapes,
         options.kv_bytes,
         options.page_tokens,
         dtype=dtype,
@@ -37,7 +66,20 @@ def attach_pool(
             field="kv_bytes",
         )
     attention.attach(pool)
-    return pool
+    if options.taps is None:
+        return AttachedPool(pool, None)
+    return AttachedPool(pool, FeaturePlane(options.taps, pool.groups[0][0, 0]))
+
+
+def features_of(plane: FeaturePlane | None, kv: SequenceKV) -> SequenceFeatures:
+    """The features of a sequence's rows.
+
+    Raises:
+        ConfigurationError: none are kept.
+    """
+    if plane is None:
+        raise ConfigurationError("this model was loaded without taps, so no features are kept", field="taps")
+    return plane.of(kv)
 
 
 def describe(

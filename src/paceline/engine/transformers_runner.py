@@ -8,14 +8,17 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline.engine.attention import ATTENTION_NAME, LAYER_STATE, PagedAttention
+from paceline.engine.features import SequenceFeatures
+from paceline.engine.hidden_states import HiddenStates, final_norm
 from paceline.engine.kv.pool import SequenceKV
 from paceline.engine.loader import LoadedModel, own_logits
 from paceline.engine.packing import PackingReport, pack_linears
 from paceline.engine.pass_plan import plan_pass
 from paceline.engine.runner import RunnerInfo, SequencePass
 from paceline.engine.runner_options import DEFAULT_OPTIONS, RunnerChoice, RunnerOptions
-from paceline.engine.runner_setup import attach_pool, describe
+from paceline.engine.runner_setup import attach_pool, describe, features_of
 from paceline.engine.self_check import check_runner, check_sequence
+from paceline.engine.shared_parts import SharedParts
 from paceline.errors import ModelError
 
 
@@ -34,7 +37,7 @@ class TransformersRunner:
 
     Raises:
         ModelError: the model cannot be served exactly; says why.
-        ConfigurationError: the key/value budget is too small.
+        ConfigurationError: the key/value budget is too small, or the wanted features are not this model's.
     """
 
     def __init__(self, loaded: LoadedModel, options: RunnerOptions = DEFAULT_OPTIONS) -> None:
@@ -47,7 +50,12 @@ class TransformersRunner:
         expected = own_logits(loaded.model, check_tokens)
         self.packing = pack_linears(loaded.model) if options.pack else PackingReport(reason="switched off")
         self._attention = self._install_attention(check_tokens)
-        self.pool = attach_pool(self._attention, options, dtype=self._dtype, device=self._device)
+        self._hidden_size: int = loaded.model.config.get_text_config().hidden_size
+        attached = attach_pool(
+            self._attention, options, hidden_size=self._hidden_size, dtype=self._dtype, device=self._device
+        )
+        self.pool, self._features = attached.pool, attached.features
+        self._states = HiddenStates(loaded.model, options.taps.layers) if options.taps is not None else None
         weights_bytes += self.packing.duplicated_bytes
         self._info = describe(loaded, options, self.pool, runner=RunnerChoice.TRANSFORMERS, weights_bytes=weights_bytes)
         odd = {name for facts in self._attention.facts.values() for name in facts.other_arguments}
@@ -75,7 +83,31 @@ class TransformersRunner:
             ).logits[0]
         finally:
             self._attention.plan = None
+        if self._features is not None and self._states is not None:
+            self._features.write(plan.write, self._states.take())
         return list(logits[: len(plan.wanted)].float().split(plan.num_wanted))
+
+    def features(self, kv: SequenceKV) -> SequenceFeatures:
+        """The features of a sequence's rows; see `ModelRunner.features`."""
+        return features_of(self._features, kv)
+
+    def shared_parts(self) -> SharedParts:
+        """What a drafting head borrows; nothing is copied.
+
+        Raises:
+            ModelError: the model's final norm is not found.
+        """
+        head: torch.nn.Module = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        return SharedParts(
+            embed=self.model.get_input_embeddings(),
+            head=head,
+            norm=final_norm(self.model),
+            hidden_size=self._hidden_size,
+            num_layers=len(self._attention.facts),
+            vocab_size=self._info.vocab_size,
+            dtype=self._dtype,
+            device=self._device,
+        )
 
     @torch.inference_mode()
     def _install_attention(self, check_tokens: Sequence[int]) -> PagedAttention:

@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional
 
 from paceline.engine.attention import PagedAttention
+from paceline.engine.features import FeaturePlane
 from paceline.engine.native.tables import Embedding
 from paceline.engine.native.weights import Weight
 from paceline.engine.pass_plan import PassPlan
@@ -186,16 +187,38 @@ class Decoder:
     rotary: Rotary
     least_rows: int
 
-    def __call__(self, plan: PassPlan, attention: PagedAttention) -> torch.Tensor:  # [num_wanted, vocab_size]
-        """One pass: the logits of the wanted tokens; all keys and values are written by `attention`."""
+    def __call__(
+        self, plan: PassPlan, attention: PagedAttention, features: FeaturePlane | None = None
+    ) -> torch.Tensor:  # [num_wanted, vocab_size]
+        """One pass: the logits of the wanted tokens; keys and values are written by `attention`, features if wanted."""
         hidden = self._pad(self.embedding.embed(plan.token_ids[0]))
         state = self._state(hidden, plan, attention)
-        for layer in self.layers:
-            layer(hidden, state)
+        if features is None:
+            for layer in self.layers:
+                layer(hidden, state)
+        else:
+            self._run_keeping(hidden, state, features, plan)
         num_wanted = plan.wanted.shape[0]
         if num_wanted == 0:
             return hidden.new_empty(0, self.vocab_size)
-        return self.head(self._pad(self.norm(hidden[plan.wanted])))[:num_wanted]
+        return self.logits(self.norm(hidden[plan.wanted]))
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:  # [num_rows, hidden_size] -> [num_rows, vocab_size]
+        """The head's products with rows that are normalised already."""
+        return self.head(self._pad(rows))[: rows.shape[0]]
+
+    def _run_keeping(self, hidden: torch.Tensor, state: PassState, features: FeaturePlane, plan: PassPlan) -> None:
+        """Runs the layers and writes the features of all tokens of the pass."""
+        tapped = features.taps.layers
+        entering: dict[int, torch.Tensor] = {}
+        for layer in self.layers:
+            if layer.index in tapped:
+                entering[layer.index] = hidden[: state.num_tokens].clone()  # the layer adds to it in place
+            layer(hidden, state)
+        leaving = hidden[: state.num_tokens]
+        entering[len(self.layers)] = leaving
+        streams = [entering[layer] for layer in tapped] if tapped else [self.norm(leaving)]
+        features.write(plan.write, streams)
 
     def _pad(self, rows: torch.Tensor) -> torch.Tensor:
         missing = self.least_rows - rows.shape[0]

@@ -99,9 +99,63 @@ class Timing:
 NO_TIMING = Timing()
 
 
+class FeatureDtype(Enum):
+    """How the numbers of features are spelled on the wire."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one number."""
+        return 4 if self is FeatureDtype.FLOAT32 else 2
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureFormat:
+    """Which hidden states of the target a verifier serves, or a drafter builds on."""
+
+    kind: str
+    width: int
+    dtype: FeatureDtype = FeatureDtype.FLOAT32
+
+    def fits(self, other: FeatureFormat | None) -> bool:
+        """Whether the other ones are the same hidden states; how they are spelled does not matter."""
+        return other is not None and (self.kind, self.width) == (other.kind, other.width)
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.kind!r} of {self.width} numbers"
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Hidden states of the target for the tokens at positions [first_row, end)."""
+
+    first_row: int
+    num_rows: int
+    width: int
+    dtype: FeatureDtype
+    data: bytes = field(repr=False)
+
+    @property
+    def end(self) -> int:
+        """The row after the last one."""
+        return self.first_row + self.num_rows
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one row."""
+        return self.width * self.dtype.num_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a replica serves. Of its memory a verifier that drafts by itself spends `drafting_bytes` on that."""
+    """What a replica serves. Of its memory a verifier that drafts by itself spends `drafting_bytes` on that.
+
+    `features` are those that a verifier serves, or that a drafter cannot draft without.
+    """
 
     model: str
     vocab_size: int
@@ -115,6 +169,7 @@ class ModelInfo:
     kv_bytes: int = 0
     max_sessions: int = 0
     drafting_bytes: int = 0
+    features: FeatureFormat | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +209,8 @@ class Verify:
     """To the verifier: judge one block; an empty one is a plain decoding step.
 
     `draft_probs` belongs to the rule `ratio`: one per draft of a sampled chain, empty for drafts chosen without chance.
-    `next_depth` asks a verifier that drafts by itself for the next round's block.
+    `next_depth` asks a verifier that drafts by itself for the next round's block, `features_from` one that serves
+    features for those of its rows from there on.
     """
 
     session: str
@@ -166,13 +222,15 @@ class Verify:
     block: DraftTree = EMPTY_BLOCK
     draft_probs: tuple[DraftProbs, ...] = ()
     next_depth: int = 0
+    features_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
     """To the drafter: propose up to `max_depth` tokens after base + assumed.
 
-    Supersedes a running draft of the session.
+    Supersedes a running draft of the session. `features` are those of the target that the drafter may lack; a draft
+    that `starts_short` is made without the ones that it lacks even so.
     """
 
     session: str
@@ -183,6 +241,8 @@ class Draft:
     max_depth: int
     catch_up: tuple[int, ...] = ()
     assumed: tuple[int, ...] = ()
+    features: Features | None = None
+    starts_short: bool = False
 
 
 def command_id_of(command: Open | Close | Verify | Draft) -> int:
@@ -274,11 +334,15 @@ class Verified:
     next_block: DraftTree = EMPTY_BLOCK
     next_confidences: tuple[float, ...] = ()
     next_method: str = ""
+    features: Features | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """A proposal; of use only if the committed tokens turn out to start with base + assumed."""
+    """A proposal; of use only if the committed tokens turn out to start with base + assumed.
+
+    A drafter that builds on features has those of rows up to `features_len`.
+    """
 
     session: str
     epoch: int
@@ -289,6 +353,7 @@ class Drafted:
     method: str = ""
     timing: Timing = NO_TIMING
     draft_probs: tuple[DraftProbs, ...] = ()
+    features_len: int = 0
 
 
 VerifierCommand = Open | Verify | Close

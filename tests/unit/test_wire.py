@@ -75,7 +75,7 @@ SAMPLING = st.builds(
     top_logprobs=st.none() | COUNTS,
     seed=st.integers(-(2**63), 2**63 - 1),
 )
-TIMING = st.builds(m.Timing, LONGS, LONGS, LONGS, COUNTS, COUNTS)
+TIMING = st.builds(m.Timing, LONGS, LONGS, LONGS, COUNTS, COUNTS, LONGS)
 HASHES = st.integers(-(2**63), 2**63 - 1)
 
 
@@ -93,6 +93,17 @@ def opens(draw: st.DrawFn) -> m.Open:
     )
 
 
+@st.composite
+def features(draw: st.DrawFn) -> m.Features:
+    num_rows, width = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    dtype = draw(st.sampled_from(m.FeatureDtype))
+    size = num_rows * width * dtype.num_bytes
+    return m.Features(
+        draw(st.integers(0, 2**20 - 3)), num_rows, width, dtype, draw(st.binary(min_size=size, max_size=size))
+    )
+
+
+FORMATS = st.builds(m.FeatureFormat, NAMES, COUNTS, st.sampled_from(m.FeatureDtype))
 CLOSES = st.builds(m.Close, NAMES, LONGS)
 VERIFIES = blocks(
     m.Verify,
@@ -102,6 +113,8 @@ VERIFIES = blocks(
     base_len=st.integers(8, 2**31 - 1),
     prefix_hash=HASHES,
     catch_up=TOKENS,
+    next_depth=COUNTS,
+    features_from=st.none() | COUNTS,
 )
 DRAFTS = st.builds(
     m.Draft,
@@ -113,6 +126,8 @@ DRAFTS = st.builds(
     max_depth=COUNTS,
     catch_up=TOKENS,
     assumed=TOKENS,
+    features=st.none() | features(),
+    starts_short=st.booleans(),
 )
 LOGPROBS = st.builds(m.TokenLogprobs, DOUBLES, TOKENS, st.lists(DOUBLES, max_size=3).map(tuple))
 COMMON_EVENTS = (
@@ -134,6 +149,10 @@ VERIFIED = st.builds(
     kv_len=COUNTS,
     logprobs=st.lists(LOGPROBS, max_size=3).map(tuple),
     timing=TIMING,
+    next_block=trees(),
+    next_confidences=st.lists(FLOATS, max_size=4).map(tuple),
+    next_method=st.text(max_size=40),
+    features=st.none() | features(),
 )
 DRAFTED = blocks(
     m.Drafted,
@@ -144,6 +163,7 @@ DRAFTED = blocks(
     confidences=st.lists(FLOATS, max_size=4).map(tuple),
     method=NAMES,
     timing=TIMING,
+    features_len=COUNTS,
 )
 
 
@@ -189,6 +209,8 @@ def test_drafter_events_survive_the_wire(event: m.DrafterEvent) -> None:
         weights_bytes=LONGS,
         kv_bytes=LONGS,
         max_sessions=COUNTS,
+        drafting_bytes=LONGS,
+        features=st.none() | FORMATS,
     )
 )
 def test_model_info_survives_the_wire(info: m.ModelInfo) -> None:
@@ -264,6 +286,12 @@ TOO_MANY_PROBS = common_pb2.DraftProbs(
 TOO_MANY = [1] * (MAX_SESSION_TOKENS + 1)
 
 
+def _features(**changes: Any) -> common_pb2.Features:
+    """Two rows of three numbers, with something changed."""
+    fields: dict[str, Any] = {"first_row": 4, "num_rows": 2, "width": 3, "dtype": 1, "data": b"x" * 24} | changes
+    return common_pb2.Features(**fields)
+
+
 def _verify(**changes: Any) -> verifier_pb2.VerifierCommand:
     fields: dict[str, Any] = {"session": "s", "epoch": 1, "round": 1, "base_len": 3, "catch_up": [1, 2, 3]} | changes
     return verifier_pb2.VerifierCommand(verify=verifier_pb2.Verify(**fields))
@@ -288,6 +316,8 @@ def _draft(**changes: Any) -> drafter_pb2.DrafterCommand:
         (_verify(round=0), "round"),
         (_verify(base_len=0), "base_len"),
         (_verify(base_len=2), "catch_up"),
+        (_verify(next_depth=-1), "next_depth"),
+        (_verify(features_from=-1), "features_from"),
         (_verify(catch_up=[1, -2]), "catch_up"),
         (_verify(base_len=2**22, catch_up=TOO_MANY), "catch_up"),
         (_verify(block=common_pb2.DraftTree(tokens=[1], parents=[4])), "block.parents"),
@@ -322,6 +352,14 @@ def test_bad_verifier_command_names_the_field(command: verifier_pb2.VerifierComm
         (_draft(assumed=TOO_MANY), "assumed"),
         (_draft(catch_up=[1] * 4), "catch_up"),
         (_draft(base_len=2**22, catch_up=TOO_MANY), "catch_up"),
+        (_draft(features=_features(first_row=-1)), "features"),
+        (_draft(features=_features(first_row=MAX_SESSION_TOKENS - 1)), "features"),
+        (_draft(features=_features(num_rows=0, data=b"")), "features"),
+        (_draft(features=_features(width=0, data=b"")), "features"),
+        (_draft(features=_features(data=b"x" * 23)), "features.data"),
+        (_draft(features=_features(dtype=2)), "features.data"),
+        (_draft(features=_features(dtype=0)), "features.dtype"),
+        (_draft(features=_features(dtype=9)), "features.dtype"),
         (drafter_pb2.DrafterCommand(), "command"),
     ],
 )

@@ -46,6 +46,26 @@ ACCEPTANCE_RULE_RATIO: AcceptanceRule.ValueType  # 2
 """Leviathan/Chen rejection sampling, for chains. Only the distribution is promised, for greedy requests the tokens."""
 Global___AcceptanceRule: _TypeAlias = AcceptanceRule  # noqa: Y015
 
+class _FeatureDtype:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FeatureDtypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FeatureDtype.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FEATURE_DTYPE_UNSPECIFIED: _FeatureDtype.ValueType  # 0
+    FEATURE_DTYPE_FLOAT32: _FeatureDtype.ValueType  # 1
+    FEATURE_DTYPE_BFLOAT16: _FeatureDtype.ValueType  # 2
+    FEATURE_DTYPE_FLOAT16: _FeatureDtype.ValueType  # 3
+
+class FeatureDtype(_FeatureDtype, metaclass=_FeatureDtypeEnumTypeWrapper):
+    """How the numbers of features are spelled."""
+
+FEATURE_DTYPE_UNSPECIFIED: FeatureDtype.ValueType  # 0
+FEATURE_DTYPE_FLOAT32: FeatureDtype.ValueType  # 1
+FEATURE_DTYPE_BFLOAT16: FeatureDtype.ValueType  # 2
+FEATURE_DTYPE_FLOAT16: FeatureDtype.ValueType  # 3
+Global___FeatureDtype: _TypeAlias = FeatureDtype  # noqa: Y015
+
 @_typing.final
 class SamplingParams(_message.Message):
     """How the target's logits become a token. Applied in the order of the fields' comments, to every row alike."""
@@ -292,6 +312,71 @@ class Timing(_message.Message):
 Global___Timing: _TypeAlias = Timing  # noqa: Y015
 
 @_typing.final
+class FeatureFormat(_message.Message):
+    """Which hidden states of the target a verifier keeps, or a drafter builds on. Those two fit when kind and width agree."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """What they are: "final_norm", or the layers that they enter, with a fingerprint of what joins them."""
+    width: _builtins.int
+    """Numbers per row."""
+    dtype: Global___FeatureDtype.ValueType
+    """How a verifier sends them."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        width: _builtins.int = ...,
+        dtype: Global___FeatureDtype.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "kind", b"kind", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeatureFormat: _TypeAlias = FeatureFormat  # noqa: Y015
+
+@_typing.final
+class Features(_message.Message):
+    """Hidden states of the target for the tokens at positions [first_row, first_row + num_rows)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_ROW_FIELD_NUMBER: _builtins.int
+    NUM_ROWS_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    first_row: _builtins.int
+    num_rows: _builtins.int
+    width: _builtins.int
+    """Numbers per row."""
+    dtype: Global___FeatureDtype.ValueType
+    data: _builtins.bytes
+    """The rows one after another, little-endian."""
+    def __init__(
+        self,
+        *,
+        first_row: _builtins.int = ...,
+        num_rows: _builtins.int = ...,
+        width: _builtins.int = ...,
+        dtype: Global___FeatureDtype.ValueType = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "dtype", b"dtype", "first_row", b"first_row", "num_rows", b"num_rows", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Features: _TypeAlias = Features  # noqa: Y015
+
+@_typing.final
 class ModelInfo(_message.Message):
     """What a replica serves."""
 
@@ -309,6 +394,7 @@ class ModelInfo(_message.Message):
     MAX_SESSIONS_FIELD_NUMBER: _builtins.int
     BOOT_ID_FIELD_NUMBER: _builtins.int
     DRAFTING_BYTES_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name that clients ask for."""
     vocab_size: _builtins.int
@@ -339,6 +425,12 @@ class ModelInfo(_message.Message):
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids that end a generation."""
 
+    @_builtins.property
+    def features(self) -> Global___FeatureFormat:
+        """Of a verifier: the features that it serves to drafters. Of a drafter: the features without which it cannot draft.
+        Unset: none.
+        """
+
     def __init__(
         self,
         *,
@@ -354,10 +446,11 @@ class ModelInfo(_message.Message):
         max_sessions: _builtins.int = ...,
         boot_id: _builtins.str = ...,
         drafting_bytes: _builtins.int = ...,
+        features: Global___FeatureFormat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "drafting_bytes", b"drafting_bytes", "eos_token_ids", b"eos_token_ids", "kv_bytes", b"kv_bytes", "max_draft_tokens", b"max_draft_tokens", "max_model_len", b"max_model_len", "max_sessions", b"max_sessions", "methods", b"methods", "model", b"model", "tokenizer_hash", b"tokenizer_hash", "vocab_size", b"vocab_size", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "drafting_bytes", b"drafting_bytes", "eos_token_ids", b"eos_token_ids", "features", b"features", "kv_bytes", b"kv_bytes", "max_draft_tokens", b"max_draft_tokens", "max_model_len", b"max_model_len", "max_sessions", b"max_sessions", "methods", b"methods", "model", b"model", "tokenizer_hash", b"tokenizer_hash", "vocab_size", b"vocab_size", "weights_bytes", b"weights_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

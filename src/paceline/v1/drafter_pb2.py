@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import common_pb2 as paceline_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/drafter.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\x1c\n\x1a\x44rafterGetModelInfoRequest\"C\n\x1b\x44rafterGetModelInfoResponse\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x16.paceline.v1.ModelInfo\"\x1d\n\x1b\x44rafterGetVocabularyRequest\"K\n\x1c\x44rafterGetVocabularyResponse\x12+\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x1c.paceline.v1.VocabularyChunk\"F\n\x15\x44rafterConnectRequest\x12-\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1b.paceline.v1.DrafterCommand\"C\n\x16\x44rafterConnectResponse\x12)\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x19.paceline.v1.DrafterEvent\"\x88\x01\n\x0e\x44rafterCommand\x12!\n\x04open\x18\x01 \x01(\x0b\x32\x11.paceline.v1.OpenH\x00\x12#\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x12.paceline.v1.DraftH\x00\x12#\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x12.paceline.v1.CloseH\x00\x42\t\n\x07\x63ommand\"\xb3\x02\n\x0c\x44rafterEvent\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.paceline.v1.HelloH\x00\x12%\n\x06opened\x18\x02 \x01(\x0b\x32\x13.paceline.v1.OpenedH\x00\x12\'\n\x07\x64rafted\x18\x03 \x01(\x0b\x32\x14.paceline.v1.DraftedH\x00\x12.\n\x0bneed_tokens\x18\x04 \x01(\x0b\x32\x17.paceline.v1.NeedTokensH\x00\x12\'\n\x07\x65victed\x18\x05 \x01(\x0b\x32\x14.paceline.v1.EvictedH\x00\x12%\n\x06\x63losed\x18\x06 \x01(\x0b\x32\x13.paceline.v1.ClosedH\x00\x12%\n\x06\x66\x61iled\x18\x07 \x01(\x0b\x32\x13.paceline.v1.FailedH\x00\x42\x07\n\x05\x65vent\"\x96\x01\n\x05\x44raft\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x10\n\x08\x64raft_id\x18\x03 \x01(\x03\x12\x10\n\x08\x62\x61se_len\x18\x04 \x01(\x05\x12\x13\n\x0bprefix_hash\x18\x05 \x01(\x10\x12\x10\n\x08\x63\x61tch_up\x18\x06 \x03(\x05\x12\x0f\n\x07\x61ssumed\x18\x07 \x03(\x05\x12\x11\n\tmax_depth\x18\x08 \x01(\x05\"\xea\x01\n\x07\x44rafted\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x10\n\x08\x64raft_id\x18\x03 \x01(\x03\x12%\n\x05\x62lock\x18\x04 \x01(\x0b\x32\x16.paceline.v1.DraftTree\x12\x13\n\x0b\x63onfidences\x18\x05 \x03(\x02\x12\x0e\n\x06kv_len\x18\x06 \x01(\x05\x12\x0e\n\x06method\x18\x07 \x01(\t\x12#\n\x06timing\x18\x08 \x01(\x0b\x32\x13.paceline.v1.Timing\x12,\n\x0b\x64raft_probs\x18\t \x03(\x0b\x32\x17.paceline.v1.DraftProbs2\xac\x02\n\x07\x44rafter\x12\x61\n\x0cGetModelInfo\x12\'.paceline.v1.DrafterGetModelInfoRequest\x1a(.paceline.v1.DrafterGetModelInfoResponse\x12\x66\n\rGetVocabulary\x12(.paceline.v1.DrafterGetVocabularyRequest\x1a).paceline.v1.DrafterGetVocabularyResponse0\x01\x12V\n\x07\x43onnect\x12\".paceline.v1.DrafterConnectRequest\x1a#.paceline.v1.DrafterConnectResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/drafter.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\x1c\n\x1a\x44rafterGetModelInfoRequest\"C\n\x1b\x44rafterGetModelInfoResponse\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x16.paceline.v1.ModelInfo\"\x1d\n\x1b\x44rafterGetVocabularyRequest\"K\n\x1c\x44rafterGetVocabularyResponse\x12+\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x1c.paceline.v1.VocabularyChunk\"_\n\x14WriteFeaturesRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\'\n\x08\x66\x65\x61tures\x18\x03 \x01(\x0b\x32\x15.paceline.v1.Features\")\n\x15WriteFeaturesResponse\x12\x10\n\x08num_rows\x18\x01 \x01(\x05\"F\n\x15\x44rafterConnectRequest\x12-\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1b.paceline.v1.DrafterCommand\"C\n\x16\x44rafterConnectResponse\x12)\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x19.paceline.v1.DrafterEvent\"\x88\x01\n\x0e\x44rafterCommand\x12!\n\x04open\x18\x01 \x01(\x0b\x32\x11.paceline.v1.OpenH\x00\x12#\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x12.paceline.v1.DraftH\x00\x12#\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x12.paceline.v1.CloseH\x00\x42\t\n\x07\x63ommand\"\xb3\x02\n\x0c\x44rafterEvent\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.paceline.v1.HelloH\x00\x12%\n\x06opened\x18\x02 \x01(\x0b\x32\x13.paceline.v1.OpenedH\x00\x12\'\n\x07\x64rafted\x18\x03 \x01(\x0b\x32\x14.paceline.v1.DraftedH\x00\x12.\n\x0bneed_tokens\x18\x04 \x01(\x0b\x32\x17.paceline.v1.NeedTokensH\x00\x12\'\n\x07\x65victed\x18\x05 \x01(\x0b\x32\x14.paceline.v1.EvictedH\x00\x12%\n\x06\x63losed\x18\x06 \x01(\x0b\x32\x13.paceline.v1.ClosedH\x00\x12%\n\x06\x66\x61iled\x18\x07 \x01(\x0b\x32\x13.paceline.v1.FailedH\x00\x42\x07\n\x05\x65vent\"\xd5\x01\n\x05\x44raft\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x10\n\x08\x64raft_id\x18\x03 \x01(\x03\x12\x10\n\x08\x62\x61se_len\x18\x04 \x01(\x05\x12\x13\n\x0bprefix_hash\x18\x05 \x01(\x10\x12\x10\n\x08\x63\x61tch_up\x18\x06 \x03(\x05\x12\x0f\n\x07\x61ssumed\x18\x07 \x03(\x05\x12\x11\n\tmax_depth\x18\x08 \x01(\x05\x12\'\n\x08\x66\x65\x61tures\x18\t \x01(\x0b\x32\x15.paceline.v1.Features\x12\x14\n\x0cstarts_short\x18\n \x01(\x08\"\x80\x02\n\x07\x44rafted\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x10\n\x08\x64raft_id\x18\x03 \x01(\x03\x12%\n\x05\x62lock\x18\x04 \x01(\x0b\x32\x16.paceline.v1.DraftTree\x12\x13\n\x0b\x63onfidences\x18\x05 \x03(\x02\x12\x0e\n\x06kv_len\x18\x06 \x01(\x05\x12\x0e\n\x06method\x18\x07 \x01(\t\x12#\n\x06timing\x18\x08 \x01(\x0b\x32\x13.paceline.v1.Timing\x12,\n\x0b\x64raft_probs\x18\t \x03(\x0b\x32\x17.paceline.v1.DraftProbs\x12\x14\n\x0c\x66\x65\x61tures_len\x18\n \x01(\x05\x32\x86\x03\n\x07\x44rafter\x12\x61\n\x0cGetModelInfo\x12\'.paceline.v1.DrafterGetModelInfoRequest\x1a(.paceline.v1.DrafterGetModelInfoResponse\x12\x66\n\rGetVocabulary\x12(.paceline.v1.DrafterGetVocabularyRequest\x1a).paceline.v1.DrafterGetVocabularyResponse0\x01\x12V\n\x07\x43onnect\x12\".paceline.v1.DrafterConnectRequest\x1a#.paceline.v1.DrafterConnectResponse(\x01\x30\x01\x12X\n\rWriteFeatures\x12!.paceline.v1.WriteFeaturesRequest\x1a\".paceline.v1.WriteFeaturesResponse(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,18 +40,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAFTERGETVOCABULARYREQUEST']._serialized_end=196
   _globals['_DRAFTERGETVOCABULARYRESPONSE']._serialized_start=198
   _globals['_DRAFTERGETVOCABULARYRESPONSE']._serialized_end=273
-  _globals['_DRAFTERCONNECTREQUEST']._serialized_start=275
-  _globals['_DRAFTERCONNECTREQUEST']._serialized_end=345
-  _globals['_DRAFTERCONNECTRESPONSE']._serialized_start=347
-  _globals['_DRAFTERCONNECTRESPONSE']._serialized_end=414
-  _globals['_DRAFTERCOMMAND']._serialized_start=417
-  _globals['_DRAFTERCOMMAND']._serialized_end=553
-  _globals['_DRAFTEREVENT']._serialized_start=556
-  _globals['_DRAFTEREVENT']._serialized_end=863
-  _globals['_DRAFT']._serialized_start=866
-  _globals['_DRAFT']._serialized_end=1016
-  _globals['_DRAFTED']._serialized_start=1019
-  _globals['_DRAFTED']._serialized_end=1253
-  _globals['_DRAFTER']._serialized_start=1256
-  _globals['_DRAFTER']._serialized_end=1556
+  _globals['_WRITEFEATURESREQUEST']._serialized_start=275
+  _globals['_WRITEFEATURESREQUEST']._serialized_end=370
+  _globals['_WRITEFEATURESRESPONSE']._serialized_start=372
+  _globals['_WRITEFEATURESRESPONSE']._serialized_end=413
+  _globals['_DRAFTERCONNECTREQUEST']._serialized_start=415
+  _globals['_DRAFTERCONNECTREQUEST']._serialized_end=485
+  _globals['_DRAFTERCONNECTRESPONSE']._serialized_start=487
+  _globals['_DRAFTERCONNECTRESPONSE']._serialized_end=554
+  _globals['_DRAFTERCOMMAND']._serialized_start=557
+  _globals['_DRAFTERCOMMAND']._serialized_end=693
+  _globals['_DRAFTEREVENT']._serialized_start=696
+  _globals['_DRAFTEREVENT']._serialized_end=1003
+  _globals['_DRAFT']._serialized_start=1006
+  _globals['_DRAFT']._serialized_end=1219
+  _globals['_DRAFTED']._serialized_start=1222
+  _globals['_DRAFTED']._serialized_end=1478
+  _globals['_DRAFTER']._serialized_start=1481
+  _globals['_DRAFTER']._serialized_end=1871
 # @@protoc_insertion_point(module_scope)

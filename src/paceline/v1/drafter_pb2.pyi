@@ -90,6 +90,52 @@ class DrafterGetVocabularyResponse(_message.Message):
 Global___DrafterGetVocabularyResponse: _TypeAlias = DrafterGetVocabularyResponse  # noqa: Y015
 
 @_typing.final
+class WriteFeaturesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
+    session: _builtins.str
+    epoch: _builtins.int
+    @_builtins.property
+    def features(self) -> _common_pb2.Features: ...
+    def __init__(
+        self,
+        *,
+        session: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        features: _common_pb2.Features | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "features", b"features", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteFeaturesRequest: _TypeAlias = WriteFeaturesRequest  # noqa: Y015
+
+@_typing.final
+class WriteFeaturesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_ROWS_FIELD_NUMBER: _builtins.int
+    num_rows: _builtins.int
+    """The session now has the features of rows [0, num_rows)."""
+    def __init__(
+        self,
+        *,
+        num_rows: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_rows", b"num_rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteFeaturesResponse: _TypeAlias = WriteFeaturesResponse  # noqa: Y015
+
+@_typing.final
 class DrafterConnectRequest(_message.Message):
     """A frame of commands."""
 
@@ -225,6 +271,8 @@ class Draft(_message.Message):
     CATCH_UP_FIELD_NUMBER: _builtins.int
     ASSUMED_FIELD_NUMBER: _builtins.int
     MAX_DEPTH_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
+    STARTS_SHORT_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     epoch: _builtins.int
     draft_id: _builtins.int
@@ -235,6 +283,8 @@ class Draft(_message.Message):
     """Hash of the committed tokens [0, base_len), see paceline.token_log."""
     max_depth: _builtins.int
     """Most tokens to propose."""
+    starts_short: _builtins.bool
+    """Features of earlier rows than it has or gets here will not come: draft without them."""
     @_builtins.property
     def catch_up(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Committed tokens [base_len - len(catch_up), base_len)."""
@@ -242,6 +292,10 @@ class Draft(_message.Message):
     @_builtins.property
     def assumed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Uncommitted tokens that this draft builds on."""
+
+    @_builtins.property
+    def features(self) -> _common_pb2.Features:
+        """To a drafter that builds on features: those of rows up to base_len - 1 that it may lack."""
 
     def __init__(
         self,
@@ -254,10 +308,12 @@ class Draft(_message.Message):
         catch_up: _abc.Iterable[_builtins.int] | None = ...,
         assumed: _abc.Iterable[_builtins.int] | None = ...,
         max_depth: _builtins.int = ...,
+        features: _common_pb2.Features | None = ...,
+        starts_short: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assumed", b"assumed", "base_len", b"base_len", "catch_up", b"catch_up", "draft_id", b"draft_id", "epoch", b"epoch", "max_depth", b"max_depth", "prefix_hash", b"prefix_hash", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assumed", b"assumed", "base_len", b"base_len", "catch_up", b"catch_up", "draft_id", b"draft_id", "epoch", b"epoch", "features", b"features", "max_depth", b"max_depth", "prefix_hash", b"prefix_hash", "session", b"session", "starts_short", b"starts_short"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -278,6 +334,7 @@ class Drafted(_message.Message):
     METHOD_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
     DRAFT_PROBS_FIELD_NUMBER: _builtins.int
+    FEATURES_LEN_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     epoch: _builtins.int
     draft_id: _builtins.int
@@ -285,6 +342,10 @@ class Drafted(_message.Message):
     """Rows of key/value cache that the session holds now."""
     method: _builtins.str
     """Method that proposed the block: with a fallback chain it differs from draft to draft."""
+    features_len: _builtins.int
+    """Of a drafter that builds on features: it has those of rows up to here. Below base_len - 1 it lacks some, and the block
+    is empty for that reason.
+    """
     @_builtins.property
     def block(self) -> _common_pb2.DraftTree:
         """The proposed tokens; empty when the method finds nothing."""
@@ -311,10 +372,11 @@ class Drafted(_message.Message):
         method: _builtins.str = ...,
         timing: _common_pb2.Timing | None = ...,
         draft_probs: _abc.Iterable[_common_pb2.DraftProbs] | None = ...,
+        features_len: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "confidences", b"confidences", "draft_id", b"draft_id", "draft_probs", b"draft_probs", "epoch", b"epoch", "kv_len", b"kv_len", "method", b"method", "session", b"session", "timing", b"timing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "confidences", b"confidences", "draft_id", b"draft_id", "draft_probs", b"draft_probs", "epoch", b"epoch", "features_len", b"features_len", "kv_len", b"kv_len", "method", b"method", "session", b"session", "timing", b"timing"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

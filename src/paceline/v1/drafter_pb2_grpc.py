@@ -49,6 +49,11 @@ class DrafterStub:
                 request_serializer=paceline_dot_v1_dot_drafter__pb2.DrafterConnectRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_drafter__pb2.DrafterConnectResponse.FromString,
                 _registered_method=True)
+        self.WriteFeatures = channel.stream_unary(
+                '/paceline.v1.Drafter/WriteFeatures',
+                request_serializer=paceline_dot_v1_dot_drafter__pb2.WriteFeaturesRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_drafter__pb2.WriteFeaturesResponse.FromString,
+                _registered_method=True)
 
 
 class DrafterServicer:
@@ -76,6 +81,14 @@ class DrafterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WriteFeatures(self, request_iterator, context):
+        """Brings features of the target that a session lacks, in chunks of at most 256 KiB that follow one another. Beside the
+        stream, so that it holds up nobody.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DrafterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -93,6 +106,11 @@ def add_DrafterServicer_to_server(servicer, server):
                     servicer.Connect,
                     request_deserializer=paceline_dot_v1_dot_drafter__pb2.DrafterConnectRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_drafter__pb2.DrafterConnectResponse.SerializeToString,
+            ),
+            'WriteFeatures': grpc.stream_unary_rpc_method_handler(
+                    servicer.WriteFeatures,
+                    request_deserializer=paceline_dot_v1_dot_drafter__pb2.WriteFeaturesRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_drafter__pb2.WriteFeaturesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,6 +194,33 @@ class Drafter:
             '/paceline.v1.Drafter/Connect',
             paceline_dot_v1_dot_drafter__pb2.DrafterConnectRequest.SerializeToString,
             paceline_dot_v1_dot_drafter__pb2.DrafterConnectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WriteFeatures(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/paceline.v1.Drafter/WriteFeatures',
+            paceline_dot_v1_dot_drafter__pb2.WriteFeaturesRequest.SerializeToString,
+            paceline_dot_v1_dot_drafter__pb2.WriteFeaturesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,10 @@ class DrafterStub:
     """
     Connect: _grpc.StreamStreamMultiCallable[_drafter_pb2.DrafterConnectRequest, _drafter_pb2.DrafterConnectResponse]
     """Carries many sessions; each frame holds whatever has gathered since the last one."""
+    WriteFeatures: _grpc.StreamUnaryMultiCallable[_drafter_pb2.WriteFeaturesRequest, _drafter_pb2.WriteFeaturesResponse]
+    """Brings features of the target that a session lacks, in chunks of at most 256 KiB that follow one another. Beside the
+    stream, so that it holds up nobody.
+    """
 
 @_typing.type_check_only
 class DrafterAsyncStub(DrafterStub):
@@ -51,6 +55,10 @@ class DrafterAsyncStub(DrafterStub):
     """
     Connect: _aio.StreamStreamMultiCallable[_drafter_pb2.DrafterConnectRequest, _drafter_pb2.DrafterConnectResponse]  # type: ignore[assignment]
     """Carries many sessions; each frame holds whatever has gathered since the last one."""
+    WriteFeatures: _aio.StreamUnaryMultiCallable[_drafter_pb2.WriteFeaturesRequest, _drafter_pb2.WriteFeaturesResponse]  # type: ignore[assignment]
+    """Brings features of the target that a session lacks, in chunks of at most 256 KiB that follow one another. Beside the
+    stream, so that it holds up nobody.
+    """
 
 class DrafterServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -78,5 +86,15 @@ class DrafterServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_drafter_pb2.DrafterConnectResponse], _abc.AsyncIterator[_drafter_pb2.DrafterConnectResponse]]:
         """Carries many sessions; each frame holds whatever has gathered since the last one."""
+
+    @_abc_1.abstractmethod
+    def WriteFeatures(
+        self,
+        request_iterator: _MaybeAsyncIterator[_drafter_pb2.WriteFeaturesRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_drafter_pb2.WriteFeaturesResponse, _abc.Awaitable[_drafter_pb2.WriteFeaturesResponse]]:
+        """Brings features of the target that a session lacks, in chunks of at most 256 KiB that follow one another. Beside the
+        stream, so that it holds up nobody.
+        """
 
 def add_DrafterServicer_to_server(servicer: DrafterServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

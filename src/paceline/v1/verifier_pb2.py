@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import common_pb2 as paceline_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apaceline/v1/verifier.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\x1d\n\x1bVerifierGetModelInfoRequest\"D\n\x1cVerifierGetModelInfoResponse\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x16.paceline.v1.ModelInfo\"\x1e\n\x1cVerifierGetVocabularyRequest\"L\n\x1dVerifierGetVocabularyResponse\x12+\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x1c.paceline.v1.VocabularyChunk\"H\n\x16VerifierConnectRequest\x12.\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1c.paceline.v1.VerifierCommand\"E\n\x17VerifierConnectResponse\x12*\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1a.paceline.v1.VerifierEvent\"\x8b\x01\n\x0fVerifierCommand\x12!\n\x04open\x18\x01 \x01(\x0b\x32\x11.paceline.v1.OpenH\x00\x12%\n\x06verify\x18\x02 \x01(\x0b\x32\x13.paceline.v1.VerifyH\x00\x12#\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x12.paceline.v1.CloseH\x00\x42\t\n\x07\x63ommand\"\xb6\x02\n\rVerifierEvent\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.paceline.v1.HelloH\x00\x12%\n\x06opened\x18\x02 \x01(\x0b\x32\x13.paceline.v1.OpenedH\x00\x12)\n\x08verified\x18\x03 \x01(\x0b\x32\x15.paceline.v1.VerifiedH\x00\x12.\n\x0bneed_tokens\x18\x04 \x01(\x0b\x32\x17.paceline.v1.NeedTokensH\x00\x12\'\n\x07\x65victed\x18\x05 \x01(\x0b\x32\x14.paceline.v1.EvictedH\x00\x12%\n\x06\x63losed\x18\x06 \x01(\x0b\x32\x13.paceline.v1.ClosedH\x00\x12%\n\x06\x66\x61iled\x18\x07 \x01(\x0b\x32\x13.paceline.v1.FailedH\x00\x42\x07\n\x05\x65vent\"\xd9\x01\n\x06Verify\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x10\n\x08\x62\x61se_len\x18\x04 \x01(\x05\x12\x13\n\x0bprefix_hash\x18\x05 \x01(\x10\x12\x10\n\x08\x63\x61tch_up\x18\x06 \x03(\x05\x12%\n\x05\x62lock\x18\x07 \x01(\x0b\x32\x16.paceline.v1.DraftTree\x12,\n\x0b\x64raft_probs\x18\x08 \x03(\x0b\x32\x17.paceline.v1.DraftProbs\x12\x12\n\nnext_depth\x18\t \x01(\x05\"\xb0\x02\n\x08Verified\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x10\n\x08\x62\x61se_len\x18\x04 \x01(\x05\x12\x15\n\raccepted_path\x18\x05 \x03(\x05\x12\x0e\n\x06tokens\x18\x06 \x03(\x05\x12\x0e\n\x06kv_len\x18\x07 \x01(\x05\x12,\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\x12#\n\x06timing\x18\t \x01(\x0b\x32\x13.paceline.v1.Timing\x12*\n\nnext_block\x18\n \x01(\x0b\x32\x16.paceline.v1.DraftTree\x12\x18\n\x10next_confidences\x18\x0b \x03(\x02\x12\x13\n\x0bnext_method\x18\x0c \x01(\t\"J\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12\x12\n\ntop_tokens\x18\x02 \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x01\x32\xb3\x02\n\x08Verifier\x12\x63\n\x0cGetModelInfo\x12(.paceline.v1.VerifierGetModelInfoRequest\x1a).paceline.v1.VerifierGetModelInfoResponse\x12h\n\rGetVocabulary\x12).paceline.v1.VerifierGetVocabularyRequest\x1a*.paceline.v1.VerifierGetVocabularyResponse0\x01\x12X\n\x07\x43onnect\x12#.paceline.v1.VerifierConnectRequest\x1a$.paceline.v1.VerifierConnectResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apaceline/v1/verifier.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\x1d\n\x1bVerifierGetModelInfoRequest\"D\n\x1cVerifierGetModelInfoResponse\x12$\n\x04info\x18\x01 \x01(\x0b\x32\x16.paceline.v1.ModelInfo\"\x1e\n\x1cVerifierGetVocabularyRequest\"L\n\x1dVerifierGetVocabularyResponse\x12+\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x1c.paceline.v1.VocabularyChunk\"Z\n\x13ReadFeaturesRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x11\n\tfirst_row\x18\x03 \x01(\x05\x12\x10\n\x08num_rows\x18\x04 \x01(\x05\"?\n\x14ReadFeaturesResponse\x12\'\n\x08\x66\x65\x61tures\x18\x01 \x01(\x0b\x32\x15.paceline.v1.Features\"H\n\x16VerifierConnectRequest\x12.\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1c.paceline.v1.VerifierCommand\"E\n\x17VerifierConnectResponse\x12*\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1a.paceline.v1.VerifierEvent\"\x8b\x01\n\x0fVerifierCommand\x12!\n\x04open\x18\x01 \x01(\x0b\x32\x11.paceline.v1.OpenH\x00\x12%\n\x06verify\x18\x02 \x01(\x0b\x32\x13.paceline.v1.VerifyH\x00\x12#\n\x05\x63lose\x18\x03 \x01(\x0b\x32\x12.paceline.v1.CloseH\x00\x42\t\n\x07\x63ommand\"\xb6\x02\n\rVerifierEvent\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.paceline.v1.HelloH\x00\x12%\n\x06opened\x18\x02 \x01(\x0b\x32\x13.paceline.v1.OpenedH\x00\x12)\n\x08verified\x18\x03 \x01(\x0b\x32\x15.paceline.v1.VerifiedH\x00\x12.\n\x0bneed_tokens\x18\x04 \x01(\x0b\x32\x17.paceline.v1.NeedTokensH\x00\x12\'\n\x07\x65victed\x18\x05 \x01(\x0b\x32\x14.paceline.v1.EvictedH\x00\x12%\n\x06\x63losed\x18\x06 \x01(\x0b\x32\x13.paceline.v1.ClosedH\x00\x12%\n\x06\x66\x61iled\x18\x07 \x01(\x0b\x32\x13.paceline.v1.FailedH\x00\x42\x07\n\x05\x65vent\"\x87\x02\n\x06Verify\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x10\n\x08\x62\x61se_len\x18\x04 \x01(\x05\x12\x13\n\x0bprefix_hash\x18\x05 \x01(\x10\x12\x10\n\x08\x63\x61tch_up\x18\x06 \x03(\x05\x12%\n\x05\x62lock\x18\x07 \x01(\x0b\x32\x16.paceline.v1.DraftTree\x12,\n\x0b\x64raft_probs\x18\x08 \x03(\x0b\x32\x17.paceline.v1.DraftProbs\x12\x12\n\nnext_depth\x18\t \x01(\x05\x12\x1a\n\rfeatures_from\x18\n \x01(\x05H\x00\x88\x01\x01\x42\x10\n\x0e_features_from\"\xd9\x02\n\x08Verified\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x10\n\x08\x62\x61se_len\x18\x04 \x01(\x05\x12\x15\n\raccepted_path\x18\x05 \x03(\x05\x12\x0e\n\x06tokens\x18\x06 \x03(\x05\x12\x0e\n\x06kv_len\x18\x07 \x01(\x05\x12,\n\x08logprobs\x18\x08 \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\x12#\n\x06timing\x18\t \x01(\x0b\x32\x13.paceline.v1.Timing\x12*\n\nnext_block\x18\n \x01(\x0b\x32\x16.paceline.v1.DraftTree\x12\x18\n\x10next_confidences\x18\x0b \x03(\x02\x12\x13\n\x0bnext_method\x18\x0c \x01(\t\x12\'\n\x08\x66\x65\x61tures\x18\r \x01(\x0b\x32\x15.paceline.v1.Features\"J\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12\x12\n\ntop_tokens\x18\x02 \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x01\x32\x8a\x03\n\x08Verifier\x12\x63\n\x0cGetModelInfo\x12(.paceline.v1.VerifierGetModelInfoRequest\x1a).paceline.v1.VerifierGetModelInfoResponse\x12h\n\rGetVocabulary\x12).paceline.v1.VerifierGetVocabularyRequest\x1a*.paceline.v1.VerifierGetVocabularyResponse0\x01\x12X\n\x07\x43onnect\x12#.paceline.v1.VerifierConnectRequest\x1a$.paceline.v1.VerifierConnectResponse(\x01\x30\x01\x12U\n\x0cReadFeatures\x12 .paceline.v1.ReadFeaturesRequest\x1a!.paceline.v1.ReadFeaturesResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,20 +40,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERIFIERGETVOCABULARYREQUEST']._serialized_end=200
   _globals['_VERIFIERGETVOCABULARYRESPONSE']._serialized_start=202
   _globals['_VERIFIERGETVOCABULARYRESPONSE']._serialized_end=278
-  _globals['_VERIFIERCONNECTREQUEST']._serialized_start=280
-  _globals['_VERIFIERCONNECTREQUEST']._serialized_end=352
-  _globals['_VERIFIERCONNECTRESPONSE']._serialized_start=354
-  _globals['_VERIFIERCONNECTRESPONSE']._serialized_end=423
-  _globals['_VERIFIERCOMMAND']._serialized_start=426
-  _globals['_VERIFIERCOMMAND']._serialized_end=565
-  _globals['_VERIFIEREVENT']._serialized_start=568
-  _globals['_VERIFIEREVENT']._serialized_end=878
-  _globals['_VERIFY']._serialized_start=881
-  _globals['_VERIFY']._serialized_end=1098
-  _globals['_VERIFIED']._serialized_start=1101
-  _globals['_VERIFIED']._serialized_end=1405
-  _globals['_TOKENLOGPROBS']._serialized_start=1407
-  _globals['_TOKENLOGPROBS']._serialized_end=1481
-  _globals['_VERIFIER']._serialized_start=1484
-  _globals['_VERIFIER']._serialized_end=1791
+  _globals['_READFEATURESREQUEST']._serialized_start=280
+  _globals['_READFEATURESREQUEST']._serialized_end=370
+  _globals['_READFEATURESRESPONSE']._serialized_start=372
+  _globals['_READFEATURESRESPONSE']._serialized_end=435
+  _globals['_VERIFIERCONNECTREQUEST']._serialized_start=437
+  _globals['_VERIFIERCONNECTREQUEST']._serialized_end=509
+  _globals['_VERIFIERCONNECTRESPONSE']._serialized_start=511
+  _globals['_VERIFIERCONNECTRESPONSE']._serialized_end=580
+  _globals['_VERIFIERCOMMAND']._serialized_start=583
+  _globals['_VERIFIERCOMMAND']._serialized_end=722
+  _globals['_VERIFIEREVENT']._serialized_start=725
+  _globals['_VERIFIEREVENT']._serialized_end=1035
+  _globals['_VERIFY']._serialized_start=1038
+  _globals['_VERIFY']._serialized_end=1301
+  _globals['_VERIFIED']._serialized_start=1304
+  _globals['_VERIFIED']._serialized_end=1649
+  _globals['_TOKENLOGPROBS']._serialized_start=1651
+  _globals['_TOKENLOGPROBS']._serialized_end=1725
+  _globals['_VERIFIER']._serialized_start=1728
+  _globals['_VERIFIER']._serialized_end=2122
 # @@protoc_insertion_point(module_scope)

@@ -90,6 +90,55 @@ class VerifierGetVocabularyResponse(_message.Message):
 Global___VerifierGetVocabularyResponse: _TypeAlias = VerifierGetVocabularyResponse  # noqa: Y015
 
 @_typing.final
+class ReadFeaturesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    FIRST_ROW_FIELD_NUMBER: _builtins.int
+    NUM_ROWS_FIELD_NUMBER: _builtins.int
+    session: _builtins.str
+    epoch: _builtins.int
+    first_row: _builtins.int
+    """Rows [first_row, first_row + num_rows); all of them must have been computed."""
+    num_rows: _builtins.int
+    def __init__(
+        self,
+        *,
+        session: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        first_row: _builtins.int = ...,
+        num_rows: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "first_row", b"first_row", "num_rows", b"num_rows", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadFeaturesRequest: _TypeAlias = ReadFeaturesRequest  # noqa: Y015
+
+@_typing.final
+class ReadFeaturesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEATURES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def features(self) -> _common_pb2.Features: ...
+    def __init__(
+        self,
+        *,
+        features: _common_pb2.Features | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["features", b"features"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadFeaturesResponse: _TypeAlias = ReadFeaturesResponse  # noqa: Y015
+
+@_typing.final
 class VerifierConnectRequest(_message.Message):
     """A frame of commands."""
 
@@ -224,6 +273,7 @@ class Verify(_message.Message):
     BLOCK_FIELD_NUMBER: _builtins.int
     DRAFT_PROBS_FIELD_NUMBER: _builtins.int
     NEXT_DEPTH_FIELD_NUMBER: _builtins.int
+    FEATURES_FROM_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     epoch: _builtins.int
     round: _builtins.int
@@ -235,6 +285,10 @@ class Verify(_message.Message):
     next_depth: _builtins.int
     """Most depth of the block that the verifier itself proposes for the next round; 0, or a verifier that names no method in
     its ModelInfo: none.
+    """
+    features_from: _builtins.int
+    """Send the features of rows [features_from, base_len - 1 + number of new tokens) along: the newest of them, at most
+    256 KiB. Unset, or a verifier that serves none: no features.
     """
     @_builtins.property
     def catch_up(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -262,12 +316,15 @@ class Verify(_message.Message):
         block: _common_pb2.DraftTree | None = ...,
         draft_probs: _abc.Iterable[_common_pb2.DraftProbs] | None = ...,
         next_depth: _builtins.int = ...,
+        features_from: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["block", b"block"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_features_from", b"_features_from", "block", b"block", "features_from", b"features_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_len", b"base_len", "block", b"block", "catch_up", b"catch_up", "draft_probs", b"draft_probs", "epoch", b"epoch", "next_depth", b"next_depth", "prefix_hash", b"prefix_hash", "round", b"round", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_features_from", b"_features_from", "base_len", b"base_len", "block", b"block", "catch_up", b"catch_up", "draft_probs", b"draft_probs", "epoch", b"epoch", "features_from", b"features_from", "next_depth", b"next_depth", "prefix_hash", b"prefix_hash", "round", b"round", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__features_from: _TypeAlias = _typing.Literal["features_from"]  # noqa: Y015
+    _WhichOneofArgType__features_from: _TypeAlias = _typing.Literal["_features_from", b"_features_from"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__features_from) -> _WhichOneofReturnType__features_from | None: ...
 
 Global___Verify: _TypeAlias = Verify  # noqa: Y015
 
@@ -289,6 +346,7 @@ class Verified(_message.Message):
     NEXT_BLOCK_FIELD_NUMBER: _builtins.int
     NEXT_CONFIDENCES_FIELD_NUMBER: _builtins.int
     NEXT_METHOD_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     epoch: _builtins.int
     round: _builtins.int
@@ -320,6 +378,10 @@ class Verified(_message.Message):
     def next_confidences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """The drafting method's own probability of each token of next_block, in [0, 1]."""
 
+    @_builtins.property
+    def features(self) -> _common_pb2.Features:
+        """What was asked for with features_from."""
+
     def __init__(
         self,
         *,
@@ -335,10 +397,11 @@ class Verified(_message.Message):
         next_block: _common_pb2.DraftTree | None = ...,
         next_confidences: _abc.Iterable[_builtins.float] | None = ...,
         next_method: _builtins.str = ...,
+        features: _common_pb2.Features | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["next_block", b"next_block", "timing", b"timing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "next_block", b"next_block", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_path", b"accepted_path", "base_len", b"base_len", "epoch", b"epoch", "kv_len", b"kv_len", "logprobs", b"logprobs", "next_block", b"next_block", "next_confidences", b"next_confidences", "next_method", b"next_method", "round", b"round", "session", b"session", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_path", b"accepted_path", "base_len", b"base_len", "epoch", b"epoch", "features", b"features", "kv_len", b"kv_len", "logprobs", b"logprobs", "next_block", b"next_block", "next_confidences", b"next_confidences", "next_method", b"next_method", "round", b"round", "session", b"session", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

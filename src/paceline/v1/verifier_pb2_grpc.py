@@ -49,6 +49,11 @@ class VerifierStub:
                 request_serializer=paceline_dot_v1_dot_verifier__pb2.VerifierConnectRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_verifier__pb2.VerifierConnectResponse.FromString,
                 _registered_method=True)
+        self.ReadFeatures = channel.unary_stream(
+                '/paceline.v1.Verifier/ReadFeatures',
+                request_serializer=paceline_dot_v1_dot_verifier__pb2.ReadFeaturesRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_verifier__pb2.ReadFeaturesResponse.FromString,
+                _registered_method=True)
 
 
 class VerifierServicer:
@@ -76,6 +81,13 @@ class VerifierServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadFeatures(self, request, context):
+        """Reads features of a session's rows, in chunks of at most 256 KiB. Beside the stream, so that it holds up nobody.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_VerifierServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -93,6 +105,11 @@ def add_VerifierServicer_to_server(servicer, server):
                     servicer.Connect,
                     request_deserializer=paceline_dot_v1_dot_verifier__pb2.VerifierConnectRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_verifier__pb2.VerifierConnectResponse.SerializeToString,
+            ),
+            'ReadFeatures': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadFeatures,
+                    request_deserializer=paceline_dot_v1_dot_verifier__pb2.ReadFeaturesRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_verifier__pb2.ReadFeaturesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,6 +193,33 @@ class Verifier:
             '/paceline.v1.Verifier/Connect',
             paceline_dot_v1_dot_verifier__pb2.VerifierConnectRequest.SerializeToString,
             paceline_dot_v1_dot_verifier__pb2.VerifierConnectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadFeatures(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/paceline.v1.Verifier/ReadFeatures',
+            paceline_dot_v1_dot_verifier__pb2.ReadFeaturesRequest.SerializeToString,
+            paceline_dot_v1_dot_verifier__pb2.ReadFeaturesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,8 @@ class VerifierStub:
     """
     Connect: _grpc.StreamStreamMultiCallable[_verifier_pb2.VerifierConnectRequest, _verifier_pb2.VerifierConnectResponse]
     """Carries many sessions; each frame holds whatever has gathered since the last one."""
+    ReadFeatures: _grpc.UnaryStreamMultiCallable[_verifier_pb2.ReadFeaturesRequest, _verifier_pb2.ReadFeaturesResponse]
+    """Reads features of a session's rows, in chunks of at most 256 KiB. Beside the stream, so that it holds up nobody."""
 
 @_typing.type_check_only
 class VerifierAsyncStub(VerifierStub):
@@ -51,6 +53,8 @@ class VerifierAsyncStub(VerifierStub):
     """
     Connect: _aio.StreamStreamMultiCallable[_verifier_pb2.VerifierConnectRequest, _verifier_pb2.VerifierConnectResponse]  # type: ignore[assignment]
     """Carries many sessions; each frame holds whatever has gathered since the last one."""
+    ReadFeatures: _aio.UnaryStreamMultiCallable[_verifier_pb2.ReadFeaturesRequest, _verifier_pb2.ReadFeaturesResponse]  # type: ignore[assignment]
+    """Reads features of a session's rows, in chunks of at most 256 KiB. Beside the stream, so that it holds up nobody."""
 
 class VerifierServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -78,5 +82,13 @@ class VerifierServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_verifier_pb2.VerifierConnectResponse], _abc.AsyncIterator[_verifier_pb2.VerifierConnectResponse]]:
         """Carries many sessions; each frame holds whatever has gathered since the last one."""
+
+    @_abc_1.abstractmethod
+    def ReadFeatures(
+        self,
+        request: _verifier_pb2.ReadFeaturesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_verifier_pb2.ReadFeaturesResponse], _abc.AsyncIterator[_verifier_pb2.ReadFeaturesResponse]]:
+        """Reads features of a session's rows, in chunks of at most 256 KiB. Beside the stream, so that it holds up nobody."""
 
 def add_VerifierServicer_to_server(servicer: VerifierServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -12,6 +12,8 @@ from paceline.v1 import common_pb2, drafter_pb2, verifier_pb2
 from paceline.wire.parts import (
     draft_probs_from_pb,
     draft_probs_to_pb,
+    features_from_pb,
+    features_to_pb,
     rule_from_pb,
     rule_to_pb,
     sampling_from_pb,
@@ -146,6 +148,7 @@ def verify_to_pb(command: m.Verify) -> verifier_pb2.Verify:
         block=tree_to_pb(command.block),
         draft_probs=[draft_probs_to_pb(probs) for probs in command.draft_probs],
         next_depth=command.next_depth,
+        features_from=command.features_from,
     )
 
 
@@ -158,6 +161,8 @@ def verify_from_pb(command: verifier_pb2.Verify) -> m.Verify:
     _check_name(command.session, command.epoch)
     _check_at_least(command.round, 1, "round")
     _check_at_least(command.next_depth, 0, "next_depth")
+    features_from = command.features_from if command.HasField("features_from") else None
+    _check_at_least(features_from or 0, 0, "features_from")
     block = tree_from_pb(command.block)
     return m.Verify(
         session=command.session,
@@ -169,6 +174,7 @@ def verify_from_pb(command: verifier_pb2.Verify) -> m.Verify:
         block=block,
         draft_probs=draft_probs_from_pb(command.draft_probs, block),
         next_depth=command.next_depth,
+        features_from=features_from,
     )
 
 
@@ -183,6 +189,8 @@ def draft_to_pb(command: m.Draft) -> drafter_pb2.Draft:
         catch_up=command.catch_up,
         assumed=command.assumed,
         max_depth=command.max_depth,
+        features=None if command.features is None else features_to_pb(command.features),
+        starts_short=command.starts_short,
     )
 
 
@@ -204,6 +212,8 @@ def draft_from_pb(command: drafter_pb2.Draft) -> m.Draft:
         max_depth=command.max_depth,
         catch_up=_checked_catch_up(command.catch_up, command.base_len),
         assumed=_checked_tokens(command.assumed, "assumed"),
+        features=features_from_pb(command.features) if command.HasField("features") else None,
+        starts_short=command.starts_short,
     )
 
 

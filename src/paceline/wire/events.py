@@ -10,6 +10,8 @@ from paceline.wire.parts import (
     draft_probs_to_pb,
     failure_from_pb,
     failure_to_pb,
+    features_from_pb,
+    features_to_pb,
     timing_from_pb,
     timing_to_pb,
     token_logprobs_from_pb,
@@ -71,6 +73,7 @@ def verified_to_pb(event: m.Verified) -> verifier_pb2.Verified:
         next_block=tree_to_pb(event.next_block) if event.next_block.tokens else None,
         next_confidences=event.next_confidences,
         next_method=event.next_method,
+        features=None if event.features is None else features_to_pb(event.features),
     )
 
 
@@ -78,7 +81,7 @@ def verified_from_pb(event: verifier_pb2.Verified) -> m.Verified:
     """`Verified`.
 
     Raises:
-        InvalidArgument: the next block is no tree.
+        InvalidArgument: the next block is no tree, or the features have not the size that they say.
     """
     return m.Verified(
         session=event.session,
@@ -93,6 +96,7 @@ def verified_from_pb(event: verifier_pb2.Verified) -> m.Verified:
         next_block=tree_from_pb(event.next_block),
         next_confidences=tuple(event.next_confidences),
         next_method=event.next_method,
+        features=features_from_pb(event.features) if event.HasField("features") else None,
     )
 
 
@@ -108,6 +112,7 @@ def drafted_to_pb(event: m.Drafted) -> drafter_pb2.Drafted:
         method=event.method,
         timing=timing_to_pb(event.timing),
         draft_probs=[draft_probs_to_pb(probs) for probs in event.draft_probs],
+        features_len=event.features_len,
     )
 
 
@@ -128,6 +133,7 @@ def drafted_from_pb(event: drafter_pb2.Drafted) -> m.Drafted:
         method=event.method,
         timing=timing_from_pb(event.timing),
         draft_probs=draft_probs_from_pb(event.draft_probs, block),
+        features_len=event.features_len,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from paceline import messages as m
 from paceline.errors import Failure, InvalidArgument
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
+from paceline.token_log import MAX_SESSION_TOKENS
 from paceline.v1 import common_pb2, verifier_pb2
 
 MAX_BLOCK_NODES = 4096
@@ -168,6 +169,72 @@ def failure_from_pb(failure: common_pb2.Failure) -> Failure:
     return Failure(failure.code, failure.message, failure.field)
 
 
+_FEATURE_DTYPES = {
+    m.FeatureDtype.FLOAT32: common_pb2.FEATURE_DTYPE_FLOAT32,
+    m.FeatureDtype.BFLOAT16: common_pb2.FEATURE_DTYPE_BFLOAT16,
+    m.FeatureDtype.FLOAT16: common_pb2.FEATURE_DTYPE_FLOAT16,
+}
+_FEATURE_DTYPES_FROM_PB = {value: dtype for dtype, value in _FEATURE_DTYPES.items()}
+
+
+def _feature_dtype(value: common_pb2.FeatureDtype.ValueType) -> m.FeatureDtype:
+    dtype = _FEATURE_DTYPES_FROM_PB.get(value)
+    if dtype is None:
+        raise InvalidArgument(
+            f"features.dtype is {value}; send float32, bfloat16 or float16, one of FeatureDtype", field="features.dtype"
+        )
+    return dtype
+
+
+def feature_format_to_pb(features: m.FeatureFormat) -> common_pb2.FeatureFormat:
+    """Which features a replica serves or needs."""
+    return common_pb2.FeatureFormat(kind=features.kind, width=features.width, dtype=_FEATURE_DTYPES[features.dtype])
+
+
+def feature_format_from_pb(features: common_pb2.FeatureFormat) -> m.FeatureFormat:
+    """Which features a replica serves or needs.
+
+    Raises:
+        InvalidArgument: the kind of numbers is unknown.
+    """
+    return m.FeatureFormat(features.kind, features.width, _feature_dtype(features.dtype))
+
+
+def features_to_pb(features: m.Features) -> common_pb2.Features:
+    """Rows of features."""
+    return common_pb2.Features(
+        first_row=features.first_row,
+        num_rows=features.num_rows,
+        width=features.width,
+        dtype=_FEATURE_DTYPES[features.dtype],
+        data=features.data,
+    )
+
+
+def features_from_pb(features: common_pb2.Features) -> m.Features:
+    """Rows of features.
+
+    Raises:
+        InvalidArgument: the bytes are not as many as the rows need, or the rows are none that a session can have.
+    """
+    read = m.Features(
+        features.first_row, features.num_rows, features.width, _feature_dtype(features.dtype), features.data
+    )
+    if not (read.first_row >= 0 and read.num_rows >= 1 and read.width >= 1 and read.end <= MAX_SESSION_TOKENS):
+        raise InvalidArgument(
+            f"features of rows [{read.first_row}, {read.end}) with {read.width} numbers: send at least one row of at "
+            f"least one number, within [0, {MAX_SESSION_TOKENS})",
+            field="features",
+        )
+    if len(read.data) != read.num_rows * read.row_bytes:
+        raise InvalidArgument(
+            f"features of {read.num_rows} rows with {read.width} numbers of {read.dtype.num_bytes} bytes have "
+            f"{len(read.data)} bytes; send {read.num_rows * read.row_bytes}",
+            field="features.data",
+        )
+    return read
+
+
 def model_info_to_pb(info: m.ModelInfo) -> common_pb2.ModelInfo:
     """What a replica serves."""
     return common_pb2.ModelInfo(
@@ -183,6 +250,7 @@ def model_info_to_pb(info: m.ModelInfo) -> common_pb2.ModelInfo:
         max_sessions=info.max_sessions,
         boot_id=info.boot_id,
         drafting_bytes=info.drafting_bytes,
+        features=None if info.features is None else feature_format_to_pb(info.features),
     )
 
 
@@ -201,6 +269,7 @@ def model_info_from_pb(info: common_pb2.ModelInfo) -> m.ModelInfo:
         max_sessions=info.max_sessions,
         boot_id=info.boot_id,
         drafting_bytes=info.drafting_bytes,
+        features=feature_format_from_pb(info.features) if info.HasField("features") else None,
     )
 
 

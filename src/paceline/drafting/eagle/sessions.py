@@ -65,11 +65,12 @@ class HeadSession:
         self.holder.kv.rollback(stop_row - first_row)
         del self.pairs[stop_row - first_row :]
         self.tokens = list(context)
+        known = first_row + len(self.pairs)
         self.pairs += [
             token << _ID_BITS | following
-            for token, following in zip(self.tokens[stop_row:], self.tokens[stop_row + 1 :], strict=False)
+            for token, following in zip(self.tokens[known:], self.tokens[known + 1 :], strict=False)
         ]
-        if first_row and stop_row == first_row:
+        if first_row and known == first_row:
             self.pairs[0] = -1 - self.pairs[0]  # rows without a beginning are nobody else's
 
     def publish(self) -> None:

@@ -39,7 +39,7 @@ class EagleConfig:
         input_layernorm: `eagle`: has the norms that the published heads lack: `embed_norm` on the embedding,
             `layer.input_layernorm` before attention, `norm` before the head. `eagle3` always has
             `layer.input_layernorm` (on the embedding), `layer.hidden_norm` (on the feature) and `norm`.
-        attention_bias: query, key, value and output projections have a bias.
+        attention_bias: query, key and value projections have a bias; the output projection may have one.
         mlp_bias: the MLP's projections have a bias.
         hidden_act: activation of the MLP.
     """

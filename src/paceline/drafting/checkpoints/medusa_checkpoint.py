@@ -42,6 +42,8 @@ class MedusaCheckpoint:
             `shared_head` is set.
         layout: name of the layout they came in.
         token_map: # [vocab_size] int64: the target id of each column; None where they are the same.
+        head_accuracies: measured shares of right tokens, per head and rank from the best on; empty where the
+            configuration names none as `head_accuracies`.
     """
 
     config: MedusaConfig
@@ -49,6 +51,7 @@ class MedusaCheckpoint:
     heads: tuple[torch.Tensor, ...] | None
     layout: str
     token_map: torch.Tensor | None = None
+    head_accuracies: tuple[tuple[float, ...], ...] = ()
 
     @property
     def num_bytes(self) -> int:

@@ -1,0 +1,52 @@
+"""The ids of a draft model with a trimmed vocabulary: which of the target's each of its columns means.
+
+It lies beside the model, in a file of its own, so that the folder stays one that `transformers` reads.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from paceline.drafting.checkpoints.head_config import HeadConfig
+from paceline.drafting.checkpoints.tensor_table import TensorTable
+from paceline.drafting.checkpoints.vocabulary_map import check_draft_map
+from paceline.drafting.checkpoints.weight_files import find_weights, read_tensors
+from paceline.drafting.checkpoints.writing import write_tensors
+
+STEM = "draft_vocabulary"
+_NAME = "d2t"
+
+
+def load_draft_vocabulary(folder: Path, target_vocab_size: int) -> torch.Tensor | None:
+    """The offsets of a draft model's ids # [its vocab_size] int64, or None where it has the target's ids.
+
+    Args:
+        folder: of the draft model: `config.json` and, where the vocabulary is trimmed, `draft_vocabulary.safetensors`
+            with `d2t`: id i of the draft model means id i + d2t[i] of the target.
+        target_vocab_size: ids of the target.
+
+    Raises:
+        ModelError: the file holds something else, or the map cannot be right for this model and target.
+    """
+    if find_weights(folder, (STEM,)) is None:
+        return None
+    tensors = read_tensors(folder, (STEM,))
+    title = f"{folder / STEM}.safetensors"
+    TensorTable(title, tensors, {name: name for name in tensors}).check_names({_NAME}, (), {})
+    config = HeadConfig.read(folder / "config.json")
+    vocab_size = config.integer("vocab_size")
+    if vocab_size is None:
+        raise config.wrong("vocab_size", "is missing: it is the number of ids that the draft model has")
+    return check_draft_map(title, tensors[_NAME], None, vocab_size, target_vocab_size)
+
+
+def write_draft_vocabulary(folder: Path, d2t: torch.Tensor) -> None:
+    """Puts the map beside a draft model.
+
+    Args:
+        folder: of the draft model.
+        d2t: # [vocab_size of the draft model] int64 offsets.
+    """
+    write_tensors(folder / f"{STEM}.safetensors", {_NAME: d2t.long()})

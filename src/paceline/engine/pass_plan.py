@@ -75,6 +75,7 @@ class SequencePlan:
         visible: which rows each new token sees without a window; None when all see all rows (a single token).
             # [stop - start, num_rows]
         positions: of the new tokens.
+        seen_by_all: without a window all new tokens see all rows before this one.
     """
 
     start: int
@@ -84,6 +85,7 @@ class SequencePlan:
     page_tokens: int
     visible: torch.Tensor | None
     positions: torch.Tensor
+    seen_by_all: int
     _pieces: dict[tuple[int | None, int], tuple[Piece, ...]] = field(default_factory=dict)
 
     def pieces(self, window: int | None, repeats: int, dtype: torch.dtype) -> tuple[Piece, ...]:
@@ -112,7 +114,7 @@ class SequencePlan:
             return pieces
         if len(pieces) == 1:
             return (replace(pieces[0], mask=mask),)
-        seen_by_all = self.num_rows - (self.stop - self.start) if window is None else 0
+        seen_by_all = self.seen_by_all if window is None else 0
         masked = []
         start = 0
         for piece in pieces:
@@ -222,6 +224,7 @@ def plan_pass(batch: Sequence[SequencePass], device: torch.device) -> PassPlan:
                 page_tokens=kv.page_tokens,
                 visible=_visible(part, num_rows, device),
                 positions=torch.tensor(part_positions, device=device),
+                seen_by_all=first,
             )
         )
     return PassPlan(

@@ -127,6 +127,7 @@ def _plan(parts: Sequence[HeadPart], device: torch.device) -> PassPlan:
                 page_tokens=kv.page_tokens,
                 visible=_visible(part, num_rows, device),
                 positions=torch.tensor(part.positions, device=device),
+                seen_by_all=kv.num_rows if part.visible is None else 0,
             )
         )
     return PassPlan(

@@ -18,6 +18,7 @@ from paceline.cli.console import (
 )
 from paceline.cli.fleet_options import DEFAULT_ADDRESS, DEFAULT_HTTP_PORT, DEFAULT_MODEL, DEFAULT_PORT, FleetOptions
 from paceline.cli.serve import ServiceName
+from paceline.cli.train import train_app
 from paceline.errors import PacelineError
 from paceline.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, exit_code
 from paceline.messages import AcceptanceRule
@@ -49,6 +50,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Speculative decoding for large language models, served as a fleet.",
 )
+app.add_typer(train_app)
 
 Model = Annotated[str, typer.Option(help="Target: a hub id, a folder, a .gguf file or the built-in name.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway's gRPC; 0 takes a free one.")]

@@ -1,0 +1,75 @@
+"""`paceline train ...`: trains drafters. The options of each command are the fields of its options class."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import Field, fields
+from typing import Annotated, Any, get_args, get_type_hints
+
+import typer
+
+from paceline.cli.console import errors_as_json
+from paceline.training.options import MedusaOptions, TrainOptions
+
+train_app = typer.Typer(
+    name="train",
+    no_args_is_help=True,
+    help="Trains a drafter for a target on the target's own answers.",
+)
+
+
+def takes(options_class: type[Any]) -> Callable[[Callable[[Any, bool], None]], Callable[..., None]]:
+    """Makes a command of a function of (options, json_output): one option for each field of the class."""
+
+    def decorate(function: Callable[[Any, bool], None]) -> Callable[..., None]:
+        def command(**values: Any) -> None:
+            json_output = values.pop("json_output")
+            with errors_as_json(json_output):
+                function(options_class(**values), json_output)
+
+        hints = get_type_hints(options_class, include_extras=True)
+        parameters = [_parameter(entry, hints[entry.name]) for entry in fields(options_class)]
+        parameters.append(
+            inspect.Parameter(
+                "json_output",
+                inspect.Parameter.KEYWORD_ONLY,
+                default=False,
+                annotation=Annotated[
+                    bool, typer.Option("--json", help="One JSON object on standard output at the end.")
+                ],
+            )
+        )
+        command.__name__ = function.__name__
+        command.__doc__ = function.__doc__
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def _parameter(entry: Field[Any], annotation: Any) -> inspect.Parameter:
+    kind, shown = get_args(annotation)
+    # A switch that is off by default needs no counterpart.
+    names = ["--" + entry.name.replace("_", "-")] if kind is bool and entry.default is False else []
+    option = typer.Option(*names, help=shown.text, min=shown.minimum)
+    return inspect.Parameter(
+        entry.name, inspect.Parameter.KEYWORD_ONLY, default=entry.default, annotation=Annotated[kind, option]
+    )
+
+
+@train_app.command()
+@takes(MedusaOptions)
+def medusa(options: MedusaOptions, json_output: bool) -> None:
+    """Trains Medusa heads: small, quick to train, and they draft inside the verifier.
+
+    Each head guesses one token further ahead from the same hidden state of the target.
+    """
+    _train(options, json_output)
+
+
+def _train(options: TrainOptions, json_output: bool) -> None:
+    from paceline.cli.train_run import run_train
+
+    run_train(options, json_output=json_output)

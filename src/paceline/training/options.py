@@ -1,0 +1,112 @@
+"""What a run is told, method by method. The command line makes its options from these classes.
+
+Imports no torch, so that help is quick.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+from paceline.errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class Help:
+    """What an option is for.
+
+    Attributes:
+        text: what help shows.
+        minimum: the least value that makes sense; None where there is none.
+    """
+
+    text: str
+    minimum: float | None = None
+
+
+class Precision(Enum):
+    """Number format of the trained module's products."""
+
+    NO = "no"
+    BF16 = "bf16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """Options of every method; each field's text says what it does."""
+
+    target: Annotated[str, Help("Target: a hub id, a folder, a .gguf file or the built-in name.")] = (
+        "smollm2-135m-instruct"
+    )
+    data: Annotated[Path, Help("The target's answers: a folder of `paceline train collect`, or one file.")] = Path(
+        "corpus"
+    )
+    out: Annotated[Path, Help("Folder of the result; a run that was stopped goes on from there.")] = Path("trained")
+    restart: Annotated[bool, Help("Forget an earlier run in --out instead of going on with it.")] = False
+    max_steps: Annotated[int, Help("Stop after so many steps; 0: no limit.", minimum=0)] = 0
+    max_seconds: Annotated[
+        float, Help("Stop after so many seconds, those of earlier runs included; 0: none.", minimum=0)
+    ] = 0.0
+    patience: Annotated[int, Help("Stop after so many evaluations without improvement; 0: never.", minimum=0)] = 0
+    learning_rate: Annotated[
+        float, Help("Highest learning rate; rises at first, then falls as a cosine.", minimum=0)
+    ] = 1e-3
+    warmup: Annotated[float, Help("Share of the run in which the learning rate rises.", minimum=0)] = 0.05
+    weight_decay: Annotated[float, Help("Weight decay of AdamW.", minimum=0)] = 0.0
+    grad_clip: Annotated[float, Help("Longest gradient; longer ones are shortened to it.", minimum=0)] = 1.0
+    batch_tokens: Annotated[int, Help("Tokens of a batch, padding included.", minimum=1)] = 2048
+    accumulate: Annotated[int, Help("Batches per step and device.", minimum=1)] = 1
+    max_len: Annotated[int, Help("Longer sequences are cut.", minimum=8)] = 2048
+    depth: Annotated[int, Help("Drafts per chain that evaluations measure.", minimum=1)] = 4
+    held_out: Annotated[float, Help("Share of the prompts kept for evaluation.", minimum=0)] = 0.05
+    eval_every: Annotated[int, Help("Steps between evaluations.", minimum=1)] = 100
+    eval_sequences: Annotated[int, Help("Held-out answers of an evaluation.", minimum=1)] = 40
+    checkpoint_every: Annotated[int, Help("Steps between checkpoints; 0: by time only.", minimum=0)] = 0
+    checkpoint_seconds: Annotated[float, Help("Seconds between checkpoints.", minimum=0)] = 60.0
+    precision: Annotated[Precision, Help("bf16 computes products in bfloat16, for GPUs that have it.")] = Precision.NO
+    threads: Annotated[int, Help("CPU threads of this process; 0: all cores.", minimum=0)] = 0
+    cpu: Annotated[bool, Help("Train on the CPU even where there is a GPU.")] = False
+    seed: Annotated[int, Help("Seed of initial weights, order of the data and all chance.")] = 0
+    cache_dir: Annotated[Path | None, Help("Folder of the target's hidden states; default: in Paceline's cache.")] = (
+        None
+    )
+    cache_gb: Annotated[float, Help("Most disk for them; what does not fit is computed each time.", minimum=0)] = 20.0
+
+    def __post_init__(self) -> None:
+        """Refuses values that contradict each other."""
+        if not self.max_steps and not self.max_seconds:
+            raise InvalidArgument("the run would never end: give max_steps or max_seconds", field="max_steps")
+        if not 0 < self.held_out < 1:
+            raise InvalidArgument(f"held_out is {self.held_out}: give a share between 0 and 1", field="held_out")
+
+
+class MedusaHead(Enum):
+    """Where a Medusa head's logits come from."""
+
+    SHARED = "shared"
+    """The target's own head, frozen: nothing to store, slow to draft where the vocabulary is large."""
+    TRIMMED = "trimmed"
+    """One trained head over the draft vocabulary for all."""
+    OWN = "own"
+    """A trained head over the draft vocabulary for each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MedusaOptions(TrainOptions):
+    """Options of `medusa`."""
+
+    heads: Annotated[int, Help("Heads; head k proposes the token k + 2 places on.", minimum=1)] = 4
+    layers: Annotated[int, Help("Residual layers per head.", minimum=1)] = 1
+    head: Annotated[
+        MedusaHead,
+        Help(
+            "Where logits come from. shared: the target's head; trimmed: one trained head over the draft vocabulary; "
+            "own: one for each."
+        ),
+    ] = MedusaHead.TRIMMED
+    draft_vocab_size: Annotated[int, Help("Tokens that trained heads know, the most frequent; 0: all.", minimum=0)] = (
+        8192
+    )
+    decay: Annotated[float, Help("Weight of head k in the loss: this to the power k.", minimum=0)] = 0.8

@@ -185,9 +185,9 @@ class NaiveHead:
         gate = functional.silu(self._linear("layer.mlp.gate_proj", rows))
         return residual + self._linear("layer.mlp.down_proj", gate * self._linear("layer.mlp.up_proj", rows))
 
-    def states(self, features: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+    def states(self, features: torch.Tensor, tokens: Sequence[int] | torch.Tensor) -> torch.Tensor:
         """The state of every row; row t pairs feature t with `tokens[t]`, the token after it."""
-        ids = torch.tensor(tokens)
+        ids = torch.as_tensor(tokens)
         table = self._weights.get("embed_tokens.weight")
         embedded = self._parts.embed(ids) if table is None else table[ids]
         if self._config.kind == "eagle":

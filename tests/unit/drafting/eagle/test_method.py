@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.drafting.eagle import EagleMethod
 from paceline.drafting.method import DraftJob
+from paceline.engine.kv.sequence import page_runs
 from paceline.engine.shared_parts import SharedParts
 from paceline.errors import CapacityExceeded
 from paceline.messages import AcceptanceRule
@@ -259,6 +260,26 @@ def test_idle_sessions_give_up_their_rows_for_others() -> None:
             job = draft(method, contexts[name], 5, session=name)
             assert job.block == draft(fresh, contexts[name], 5, session=name).block
             assert job.tokens
+
+
+def test_trees_on_scattered_pages_see_what_they_should() -> None:
+    method, fresh = (
+        method_of(HEAD, kv_bytes=24 * 16 * 64 * scale, eagle_topk=4, num_draft_tokens=20) for scale in (1, 9)
+    )
+    contexts: dict[str, tuple[int, ...]] = {name: (index, *LONG[:14]) for index, name in enumerate("abcd")}
+    for name in contexts:
+        method.open(name)
+    for turn in range(6):  # grown in turns, the sequences get into each other's way
+        for name, context in contexts.items():
+            contexts[name] = (*context, *LONG[turn : turn + 16])
+            draft(method, contexts[name], 1, session=name)
+    session = method._sessions.get("b")
+    assert session is not None
+    assert len(page_runs(session.holder.kv.pages)) > 1
+    fresh.open("b")
+    job, expected = (draft(each, contexts["b"], 4, session="b") for each in (method, fresh))
+    assert job.block == expected.block
+    assert job.confidences == pytest.approx(expected.confidences, abs=1e-5)
 
 
 def test_more_jobs_than_there_is_room_for_end_all_the_same() -> None:

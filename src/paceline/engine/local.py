@@ -61,6 +61,7 @@ class LocalRequest:
         propose: where blocks come from.
         generation_start: index in `prompt` where this generation began, for penalties and min_tokens; None for its end.
         rule: how blocks are judged.
+        self_draft_depth: deepest block asked of the engine's own drafter; where it gives one, `propose` is not asked.
     """
 
     prompt: tuple[int, ...]
@@ -70,6 +71,7 @@ class LocalRequest:
     propose: Propose | Draw = no_draft
     generation_start: int | None = None
     rule: AcceptanceRule = AcceptanceRule.MATCH
+    self_draft_depth: int = 0
 
 
 @dataclass(slots=True)
@@ -111,6 +113,7 @@ class Generation:
         self.session = f"local-{next(_session_numbers)}"
         self.done = request.max_tokens < 1
         self._engine = engine
+        self._next_block = EMPTY_BLOCK
         self._log = TokenLog(request.prompt)
         self._ends = frozenset(request.sampling.stop_token_ids) | (
             frozenset() if request.sampling.ignore_eos else frozenset(eos_token_ids)
@@ -120,14 +123,11 @@ class Generation:
 
     def start_round(self) -> None:
         """Drafts a block and submits it."""
-        request, length = self.request, len(self._log)
-        left = request.max_tokens - len(self.result.tokens)
-        depth = min(request.num_draft_tokens, left - 1, self._engine.max_model_len - length - 1)
-        proposed = request.propose(self._log.tokens, depth) if depth > 0 else EMPTY_BLOCK
-        drawn = proposed if isinstance(proposed, DrawnChain) else DrawnChain(proposed)
-        block = drawn.tree.crop_depth(depth)
+        length = len(self._log)
+        left = self.request.max_tokens - len(self.result.tokens)
+        drawn = self._draft(min(left - 1, self._engine.max_model_len - length - 1))
         self.result.num_rounds += 1
-        self.result.num_drafted += block.num_draft_tokens
+        self.result.num_drafted += drawn.tree.num_draft_tokens
         answer = self._engine.submit(
             Verify(
                 self.session,
@@ -135,9 +135,10 @@ class Generation:
                 self.result.num_rounds,
                 length,
                 self._log.hash_at(length),
-                (),
-                block,
-                drawn.draft_probs[: block.num_draft_tokens],
+                block=drawn.tree,
+                draft_probs=drawn.draft_probs,
+                # This round gives one token at least, the next one gives one more than it drafts.
+                next_depth=max(min(self.request.self_draft_depth, left - 2), 0),
             )
         )
         if isinstance(answer, Failed):
@@ -145,8 +146,20 @@ class Generation:
         if isinstance(answer, NeedTokens | Evicted):
             raise PacelineError(f"the engine lost session {self.session}: {answer}")
 
+    def _draft(self, useful_depth: int) -> DrawnChain:
+        """The round's block: what came with the last verdict, or else what is proposed for it."""
+        block, self._next_block = self._next_block, EMPTY_BLOCK
+        if block.num_draft_tokens:
+            return DrawnChain(block.crop_depth(useful_depth))
+        depth = min(self.request.num_draft_tokens, useful_depth)
+        proposed = self.request.propose(self._log.tokens, depth) if depth > 0 else EMPTY_BLOCK
+        drawn = proposed if isinstance(proposed, DrawnChain) else DrawnChain(proposed)
+        block = drawn.tree.crop_depth(max(depth, 0))
+        return DrawnChain(block, drawn.draft_probs[: block.num_draft_tokens])
+
     def take(self, verified: Verified) -> None:
         """Commits a round's tokens up to the end of the generation."""
+        self._next_block = verified.next_block
         committed = 0
         for token in verified.tokens:
             self._log.extend((token,))

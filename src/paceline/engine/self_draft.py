@@ -47,10 +47,12 @@ class SelfDraft:
     Attributes:
         tree: the drafts; empty where nothing could be proposed.
         confidences: the drafter's own probability of each.
+        method: that made it; empty for the drafter's only one.
     """
 
     tree: DraftTree = EMPTY_BLOCK
     confidences: tuple[float, ...] = ()
+    method: str = ""
 
 
 class SelfDrafter(Protocol):

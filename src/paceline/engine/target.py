@@ -25,13 +25,14 @@ from dataclasses import dataclass
 import torch
 
 from paceline.engine.blocks import cut_block
+from paceline.engine.next_blocks import NextBlocks, SelfDraftStats
 from paceline.engine.runner import ModelRunner
-from paceline.engine.runner_options import Quantization
-from paceline.engine.sampling import JudgeRequest, Verdict, judge
-from paceline.engine.scheduler import Holder, Part, Scheduler, SchedulerOptions, SchedulerStats, Want
-from paceline.engine.target_checks import CommandChecks
-from paceline.engine.target_session import Entry, Session, Work
-from paceline.errors import CapacityExceeded, ConfigurationError, ModelError, PacelineError
+from paceline.engine.sampling import Verdict, judge
+from paceline.engine.scheduler import Holder, Part, Plan, Scheduler, SchedulerOptions, SchedulerStats, Want
+from paceline.engine.self_draft import SelfDrafter
+from paceline.engine.target_checks import CommandChecks, check_target
+from paceline.engine.target_session import NO_NEXT_BLOCK, Entry, Session, Work
+from paceline.errors import CapacityExceeded, ModelError, PacelineError
 from paceline.kv_usage import KvUsage
 from paceline.messages import Evicted, Failed, NeedTokens, Open, Opened, Verified, Verify
 from paceline.pass_size import PassSize
@@ -66,6 +67,7 @@ class TargetEngine:
         vocab_size: number of real token ids; None for all columns of the model's head.
         options: limits.
         clock: monotonic seconds.
+        self_drafter: makes the next block of every session that was judged and asks for one; None for nobody.
 
     Raises:
         ConfigurationError: the weights are quantised, a block would not fit in a pass, or a pass has no room for blocks
@@ -80,19 +82,9 @@ class TargetEngine:
         vocab_size: int | None = None,
         options: TargetOptions = TargetOptions(),
         clock: Callable[[], float] = time.monotonic,
+        self_drafter: SelfDrafter | None = None,
     ) -> None:
-        if runner.info.quantization != Quantization.NONE.value:
-            raise ConfigurationError(
-                f"a target with weights quantised to {runner.info.quantization} would write other tokens than its own: "
-                "quantise draft models only",
-                field="quantization",
-            )
-        if options.max_batch_tokens <= options.max_draft_tokens:
-            raise ConfigurationError(
-                f"max_batch_tokens ({options.max_batch_tokens}) must exceed max_draft_tokens "
-                f"({options.max_draft_tokens}), so that a block fits in a pass",
-                field="max_batch_tokens",
-            )
+        check_target(runner.info, options.max_batch_tokens, options.max_draft_tokens)
         self.options = options
         self._runner = runner
         self._eos_token_ids = eos_token_ids
@@ -104,6 +96,9 @@ class TargetEngine:
             runner.pool,
             SchedulerOptions(options.max_batch_tokens, options.prefill_share, options.idle_preempt_s),
             clock,
+        )
+        self._next_blocks = NextBlocks(
+            self_drafter, runner, vocab_size=self._vocab_size, max_draft_tokens=options.max_draft_tokens
         )
         self._sessions: dict[str, Session] = {}
         self._queue: dict[str, None] = {}  # sessions with work, in order of submission
@@ -154,6 +149,11 @@ class TargetEngine:
         return self._scheduler.stats
 
     @property
+    def self_drafting(self) -> SelfDraftStats:
+        """Blocks proposed with verdicts so far; may be asked from any thread."""
+        return self._next_blocks.stats
+
+    @property
     def last_pass(self) -> PassSize:
         """Size of the newest pass."""
         return self._last_pass
@@ -194,6 +194,7 @@ class TargetEngine:
             holder.kv.rollback(min(common_prefix_len(held.log.tokens, log.tokens), len(log) - 1))
             self._scheduler.adopt(holder, log.tokens)
             self._queue.pop(command.session, None)
+            self._next_blocks.forget(command.session)
         self._sessions[command.session] = Session(
             command.epoch, log, holder, command.sampling, command.generation_start, command.rule
         )
@@ -244,6 +245,7 @@ class TargetEngine:
         if held is None:
             return False
         self._scheduler.forget(held.holder)
+        self._next_blocks.forget(session)
         self._changed()
         return True
 
@@ -252,7 +254,7 @@ class TargetEngine:
     def step(self) -> list[Verified | Failed]:
         """Runs one pass over queued work; the answers of the blocks that it judged or could not serve."""
         entries = self._entries()
-        plan = self._scheduler.plan([entry.want for entry in entries])
+        plan = self._plan([entry.want for entry in entries])
         parts = plan.parts
         self._last_pass = PassSize(len(parts), sum(part.sequence.num_tokens for part in parts))
         self._changed()
@@ -276,10 +278,7 @@ class TargetEngine:
                 judged.append((entry, part, result))
             else:
                 self._keep(entry.session, part)
-        verdicts = judge([self._judge_request(entry, part, logits) for entry, part, logits in judged])
-        for (entry, part, _), verdict in zip(judged, verdicts, strict=True):
-            answers.append(self._finish(entry, part, verdict))
-        return answers
+        return answers + self._judge(judged)
 
     def check_integrity(self) -> None:
         """Checks the pool and the session table.
@@ -346,20 +345,41 @@ class TargetEngine:
                 return [ModelError(f"the forward pass failed: {type(error).__name__}: {error}")]
         return [result for part in parts for result in self._forward([part])]
 
-    def _judge_request(self, entry: Entry, part: Part, logits: torch.Tensor) -> JudgeRequest:
-        session, tree = entry.session, part.sequence.tree
-        return JudgeRequest(
-            logits=logits,
-            tree=tree,
-            committed=session.log.tokens,
-            generation_start=session.generation_start,
-            sampling=session.sampling,
-            vocab_size=self._vocab_size,
-            eos_token_ids=self._eos_token_ids,
-            rule=session.rule,
-            # The block may have been cut, under `ratio` only at its end.
-            draft_probs=entry.work.command.draft_probs[: tree.num_draft_tokens],
+    def _plan(self, wants: Sequence[Want]) -> Plan:
+        """The next pass; the self-drafter forgets whoever loses rows for it."""
+        preemptions = self._scheduler.stats.preemptions
+        plan = self._scheduler.plan(wants)
+        if self._scheduler.stats.preemptions > preemptions:
+            for name, session in self._sessions.items():
+                if not session.kv.num_rows:
+                    self._next_blocks.forget(name)
+        return plan
+
+    def _judge(self, judged: Sequence[tuple[Entry, Part, torch.Tensor]]) -> list[Verified | Failed]:
+        """Answers commands whose blocks a pass has seen, with the next blocks of those that want one."""
+        requests = [
+            entry.judge_request(part.sequence.tree, logits, self._vocab_size, self._eos_token_ids)
+            for entry, part, logits in judged
+        ]
+        outcomes = [(entry, part, verdict) for (entry, part, _), verdict in zip(judged, judge(requests), strict=True)]
+        for entry, part, verdict in outcomes:
+            if isinstance(verdict, Verdict):
+                self._keep(entry.session, part, verdict)
+                self._done(entry.session, entry.work)
+        blocks = self._next_blocks.draft(
+            [(entry.session, entry.work) for entry, _, verdict in outcomes if isinstance(verdict, Verdict)]
         )
+        return [
+            entry.work.verified(
+                verdict,
+                entry.session.kv.num_rows,
+                self._last_pass,
+                blocks.get(entry.work.command.session, NO_NEXT_BLOCK),
+            )
+            if isinstance(verdict, Verdict)
+            else self._fail(entry, verdict)
+            for entry, _, verdict in outcomes
+        ]
 
     def _keep(self, session: Session, part: Part, verdict: Verdict | None = None) -> None:
         """Makes rows and tokens of a pass part of the session, and lets others find the rows."""
@@ -367,19 +387,11 @@ class TargetEngine:
         session.log.extend(() if verdict is None else verdict.tokens)
         session.kv.publish(session.log.tokens)
 
-    def _finish(self, entry: Entry, part: Part, verdict: Verdict | PacelineError) -> Verified | Failed:
-        """Keeps what was accepted and answers the command."""
-        session, work, size = entry.session, entry.work, self._last_pass
-        if isinstance(verdict, PacelineError):
-            return self._fail(entry, verdict)
-        self._keep(session, part, verdict)
-        self._done(session, work)
-        return work.verified(verdict, session.kv.num_rows, size)
-
     def _fail(self, entry: Entry, error: PacelineError) -> Failed:
         """Ends one command with an error. After a fault of the model nobody can vouch for the session's rows."""
         if isinstance(error, ModelError):
             entry.session.kv.discard()
+            self._next_blocks.forget(entry.work.command.session)
         else:
             entry.session.kv.commit(0)
         self._done(entry.session, entry.work)

@@ -1,4 +1,4 @@
-"""What the target engine refuses before it touches a session: commands that can never be served.
+"""What the target engine refuses before it touches a session: models it cannot serve, commands that never can be.
 
 The engine's other refusals depend on what is open at the moment: session slots, pages, and what it knows of a session.
 """
@@ -8,8 +8,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.errors import CapacityExceeded, InvalidArgument
+from paceline.engine.runner import RunnerInfo
+from paceline.engine.runner_options import Quantization
+from paceline.errors import CapacityExceeded, ConfigurationError, InvalidArgument
 from paceline.messages import AcceptanceRule, Open, Verify
+
+
+def check_target(info: RunnerInfo, max_batch_tokens: int, max_draft_tokens: int) -> None:
+    """Checks a model and the limits it is to be served with.
+
+    Args:
+        info: facts about the model.
+        max_batch_tokens: tokens fed in one pass.
+        max_draft_tokens: draft tokens of one block.
+
+    Raises:
+        ConfigurationError: the weights are quantised, or a block would not fit in a pass.
+    """
+    if info.quantization != Quantization.NONE.value:
+        raise ConfigurationError(
+            f"a target with weights quantised to {info.quantization} would write other tokens than its own: "
+            "quantise draft models only",
+            field="quantization",
+        )
+    if max_batch_tokens <= max_draft_tokens:
+        raise ConfigurationError(
+            f"max_batch_tokens ({max_batch_tokens}) must exceed max_draft_tokens ({max_draft_tokens}), so that a block "
+            "fits in a pass",
+            field="max_batch_tokens",
+        )
 
 
 @dataclass(frozen=True, slots=True)

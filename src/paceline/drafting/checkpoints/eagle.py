@@ -75,7 +75,7 @@ def _table(folder: Path, layout: Layout, stored: Mapping[str, torch.Tensor]) -> 
     names: dict[str, str] = {}
     for name, tensor in stored.items():
         canonical = canonical_name(layout, name)
-        canonical = name if canonical in tensors else canonical  # a second one is left over, and reported as such
+        canonical = f"second {name}" if canonical in tensors else canonical  # left over, and reported as such
         tensors[canonical], names[canonical] = tensor, name
     return TensorTable(f"{folder} ({layout.value})", tensors, names)
 

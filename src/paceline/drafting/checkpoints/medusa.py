@@ -75,7 +75,7 @@ def load_medusa(folder: Path, target: TargetFacts) -> MedusaCheckpoint:
     names: dict[str, str] = {}
     for name in stored:
         ours = _canonical(layout, name)
-        names[name if ours in names else ours] = name  # a second one is left over, and reported as such
+        names[f"second {name}" if ours in names else ours] = name  # a second one is left over, and reported as such
     table = TensorTable(f"{folder} ({layout.value})", {ours: stored[name] for ours, name in names.items()}, names)
     if layout is Layout.MEDUSA_VLLM:
         loaded = _load_vllm(config, table, target)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from paceline.cli.console import errors_as_json
-from paceline.training.options import MedusaOptions, TrainOptions
+from paceline.training.options import Eagle3Options, EagleOptions, MedusaOptions, TrainOptions
 
 train_app = typer.Typer(
     name="train",
@@ -65,6 +65,26 @@ def medusa(options: MedusaOptions, json_output: bool) -> None:
     """Trains Medusa heads: small, quick to train, and they draft inside the verifier.
 
     Each head guesses one token further ahead from the same hidden state of the target.
+    """
+    _train(options, json_output)
+
+
+@train_app.command()
+@takes(EagleOptions)
+def eagle(options: EagleOptions, json_output: bool) -> None:
+    """Trains an EAGLE-1 head: one layer that continues the target's own hidden states.
+
+    Also the head of EAGLE-2, which grows trees of drafts with it. Its logits are made by the target's own head.
+    """
+    _train(options, json_output)
+
+
+@train_app.command()
+@takes(Eagle3Options)
+def eagle3(options: Eagle3Options, json_output: bool) -> None:
+    """Trains an EAGLE-3 head: one layer that sees three layers of the target; drafts best for its size.
+
+    It has a small vocabulary of its own and learns on its own drafts.
     """
     _train(options, json_output)
 

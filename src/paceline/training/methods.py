@@ -6,13 +6,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.errors import InvalidArgument
 from paceline.training.corpus import Corpus, Split
-from paceline.training.draft_vocabulary import most_frequent
+from paceline.training.draft_vocabulary import DraftVocabulary, most_frequent
 from paceline.training.learner import Learner
-from paceline.training.options import MedusaHead, MedusaOptions, TrainOptions
+from paceline.training.options import Eagle3Options, EagleOptions, MedusaHead, MedusaOptions, TrainOptions
 from paceline.training.target import TrainingTarget
 
-MakeLearner = Callable[[Any, TrainingTarget, Corpus, Split], Learner]
+
+@dataclass(frozen=True, slots=True)
+class Materials:
+    """What a learner is made from."""
+
+    target: TrainingTarget
+    corpus: Corpus
+    split: Split
+
+    def vocabulary(self, size: int) -> DraftVocabulary:
+        """The most frequent tokens of the answers, tokens that end them included; 0 for all."""
+        target = self.target
+        return most_frequent(self.corpus, self.split.train, target.vocab_size, size, always=target.eos_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +34,11 @@ class TrainingMethod:
 
     Attributes:
         name: as drafting names it.
-        learner: makes the module that learns, from options, target, corpus and split.
+        learner: makes the module that learns.
     """
 
     name: str
-    learner: MakeLearner
+    learner: Callable[[Any, Materials], Learner]
 
 
 def method_of(options: TrainOptions) -> TrainingMethod:
@@ -33,12 +46,46 @@ def method_of(options: TrainOptions) -> TrainingMethod:
     return _METHODS[type(options)]
 
 
-def _medusa(options: MedusaOptions, target: TrainingTarget, corpus: Corpus, split: Split) -> Learner:
+def _medusa(options: MedusaOptions, materials: Materials) -> Learner:
     from paceline.training.objectives.medusa import MedusaLearner
 
     size = 0 if options.head is MedusaHead.SHARED else options.draft_vocab_size
-    vocabulary = most_frequent(corpus, split.train, target.vocab_size, size, always=target.eos_token_ids)
-    return MedusaLearner(target, vocabulary, options)
+    return MedusaLearner(materials.target, materials.vocabulary(size), options)
 
 
-_METHODS: dict[type[TrainOptions], TrainingMethod] = {MedusaOptions: TrainingMethod("medusa", _medusa)}
+def _eagle(options: EagleOptions, materials: Materials) -> Learner:
+    from paceline.training.objectives.eagle import EagleLearner
+
+    return EagleLearner(materials.target, materials.vocabulary(options.loss_vocab_size), options)
+
+
+def _eagle3(options: Eagle3Options, materials: Materials) -> Learner:
+    from paceline.training.objectives.eagle3 import Eagle3Learner
+
+    layers = aux_layers(options.aux_layers, materials.target.num_layers)
+    return Eagle3Learner(materials.target, materials.vocabulary(options.draft_vocab_size), layers, options)
+
+
+def aux_layers(text: str, num_layers: int) -> tuple[int, ...]:
+    """The layers that an option names; when it names none, the third, the middle and the last but two.
+
+    Raises:
+        InvalidArgument: it names others than the target has, or not in rising order.
+    """
+    if not text:
+        return tuple(sorted({min(2, num_layers - 1), num_layers // 2, max(num_layers - 3, 0)}))
+    parts = [part.strip() for part in text.split(",")]
+    layers = tuple(int(part) for part in parts if part.isdecimal())
+    if len(layers) != len(parts) or list(layers) != sorted(set(layers)) or layers[-1] > num_layers:
+        raise InvalidArgument(
+            f"aux_layers is {text!r}: give numbers from 0 to {num_layers} in rising order, such as 2,15,27",
+            field="aux_layers",
+        )
+    return layers
+
+
+_METHODS: dict[type[TrainOptions], TrainingMethod] = {
+    MedusaOptions: TrainingMethod("medusa", _medusa),
+    EagleOptions: TrainingMethod("eagle", _eagle),
+    Eagle3Options: TrainingMethod("eagle3", _eagle3),
+}

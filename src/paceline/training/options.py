@@ -110,3 +110,45 @@ class MedusaOptions(TrainOptions):
         8192
     )
     decay: Annotated[float, Help("Weight of head k in the loss: this to the power k.", minimum=0)] = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagleOptions(TrainOptions):
+    """Options of `eagle`."""
+
+    fc_bias: Annotated[bool, Help("Give the layer that joins token and state a bias; some servers expect none.")] = (
+        False
+    )
+    noise: Annotated[float, Help("Largest noise added to a feature.", minimum=0)] = 0.1
+    token_weight: Annotated[float, Help("Weight of the cross entropy beside smooth L1.", minimum=0)] = 0.1
+    loss_vocab_size: Annotated[
+        int, Help("Tokens that the cross entropy looks at, the most frequent; 0: all; fewer are faster.", minimum=0)
+    ] = 0
+
+
+class FeatureNorm(Enum):
+    """What the features of EAGLE-3 go through before they are joined into one."""
+
+    NONE = "none"
+    """Nothing, as in the first publication."""
+    EACH = "each"
+    """A norm for each layer's features (`fc_norm`)."""
+    JOINED = "joined"
+    """One norm over all of them (`norm_before_fc`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Options(TrainOptions):
+    """Options of `eagle3`."""
+
+    unroll: Annotated[int, Help("Drafts on drafts that training sees at each position.", minimum=1)] = 4
+    decay: Annotated[float, Help("Weight of draft i in the loss: this to the power i.", minimum=0)] = 0.8
+    draft_vocab_size: Annotated[int, Help("Tokens that the head knows, the most frequent; 0: all.", minimum=0)] = 8192
+    aux_layers: Annotated[
+        str, Help("Layers whose entering state is seen, such as 2,15,27; default: low, middle and high.")
+    ] = ""
+    feature_norm: Annotated[
+        FeatureNorm, Help("Norm before these are joined: none, each, or joined (one over all).")
+    ] = FeatureNorm.EACH
+    norm_before_residual: Annotated[bool, Help("Let the layer's residual be the normed state.")] = False
+    norm_output: Annotated[bool, Help("Feed the state back after the final norm, not before it.")] = False

@@ -24,7 +24,7 @@ from paceline.training.corpus import Corpus, Split, load_corpus
 from paceline.training.features import FeatureStore
 from paceline.training.learner import Learner
 from paceline.training.loop import TrainingLoop
-from paceline.training.methods import method_of
+from paceline.training.methods import Materials, method_of
 from paceline.training.options import TrainOptions
 from paceline.training.status import OnStatus
 from paceline.training.target import TrainingTarget
@@ -90,7 +90,7 @@ def train(
     target = TrainingTarget(folder, device=_device_name(accelerator))
     corpus.check_vocabulary(target.vocab_size)
     torch.manual_seed(options.seed)
-    learner = method.learner(options, target, corpus, split)
+    learner = method.learner(options, Materials(target, corpus, split))
     fingerprint = _fingerprint(method.name, options, corpus, target)
     checkpoints = CheckpointFolder(options.out / "checkpoint")
     if options.restart and accelerator.is_main_process:

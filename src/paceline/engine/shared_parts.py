@@ -72,7 +72,7 @@ def load_shared_parts(
     place = torch.device(device)
     tensors = _read(folder, names, place, dtype.torch_dtype)
     table, norm = tensors["embed"], Norm(tensors["norm"], config.rms_norm_eps)
-    packed = pack and not packing_obstacle(nn.Embedding(*table.shape, _weight=table))
+    packed = pack and not packing_obstacle(nn.Embedding(table.shape[0], table.shape[1], _weight=table))
     make: MakeWeight = PackedWeight if packed else PlainWeight
     embedding: PlainTable | TiedTable
     head: Weight

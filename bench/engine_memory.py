@@ -23,12 +23,12 @@ from rich.table import Table
 
 from bench.ratios import Ratio, show_ratios
 from bench.report import write_report
+from bench.target import TARGET
 from paceline.engine.load_runner import load_runner
 from paceline.engine.runner import SequencePass
 from paceline.engine.runner_options import RunnerChoice, RunnerOptions
 from paceline.model_source import resolve
 
-TARGET = "smollm2-135m-instruct"
 CONTEXT = 2048
 _MEGABYTE = 1e6
 

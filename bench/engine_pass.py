@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, LlamaForCausalLM
 from bench.kernel_meter import bare_products
 from bench.ratios import Ratio, show_ratios
 from bench.report import write_report
+from bench.target import TARGET
 from bench.turns import take_turns
 from paceline.engine.load_runner import load_runner
 from paceline.engine.runner import ModelRunner, SequencePass
@@ -31,7 +32,6 @@ from paceline.engine.runner_options import RunnerChoice, RunnerOptions
 from paceline.model_source import resolve
 from paceline.speculation.tree import DraftTree
 
-TARGET = "smollm2-135m-instruct"
 RUNNERS = (RunnerChoice.NATIVE, RunnerChoice.TRANSFORMERS)
 STOCK = "stock transformers"
 VERIFY_TOKENS = 5

@@ -1,6 +1,6 @@
 """Decoding through the engine: against `transformers.generate`, eight sessions against one, and what the engine adds.
 
-    python -m bench.engine_throughput [--tokens 64] [--repeats 3] [--quick]
+    python -m bench.engine_throughput [--tokens 32] [--repeats 3] [--quick]
 
 * plain decoding of one session / `transformers.generate`;
 * eight sessions together / the same eight one after another: plain, with the int8 copy of the target as drafter, and
@@ -9,8 +9,9 @@
   one and at eight sessions.
 
 All ways take turns on the same prompts in one process with one thread, each generation to its full length; ratios are
-medians of processor time, which other programs stretch least. Nothing is shared between generations: prefix caching is
-off. Writes bench/results/engine_throughput.json.
+medians of processor time, which other programs stretch least. The prompts are read within that time, and nothing is
+shared between generations: prefix caching is off. A run takes about three minutes. Writes
+bench/results/engine_throughput.json.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import median
 from typing import cast
 
 import torch
@@ -29,10 +31,11 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from bench.kernel_meter import kernel_meter
-from bench.lossless import TARGET, chat_prompts, demo_method
+from bench.lossless import chat_prompts, demo_method
 from bench.prompts import PROMPTS
 from bench.ratios import Ratio, show_ratios
 from bench.report import write_report
+from bench.target import TARGET
 from bench.turns import Cost, take_turns
 from paceline.drafting.local import LocalDrafter
 from paceline.drafting.method import DraftMethod
@@ -49,6 +52,7 @@ BLOCK = 4
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=1, ignore_eos=True)
 METHODS = ("draft_model", "ngram")
+WARM_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Where the time of the engine's steps went, of decoding after the prompts.
+    """Where the time of the engine's steps went, of decoding after the prompts; medians of all steps.
 
     Attributes:
         way: greedy or sampled, and how many sessions.
@@ -163,8 +167,9 @@ class Bench:
         """Decodes plainly and times every step that feeds no prompt."""
         generations = [Generation(self.engine, request, ()) for request in self.requests(sampling)[:num_sessions]]
         by_session = {generation.session: generation for generation in generations}
-        products = attention = steps = 0.0
-        num_steps = 0
+        products: list[float] = []
+        attention: list[float] = []
+        steps: list[float] = []
         for generation in generations:
             generation.start_round()
         with kernel_meter() as spent:
@@ -174,10 +179,9 @@ class Bench:
                 answers = self.engine.step()
                 took = time.thread_time() - started
                 if self.engine.last_pass.num_tokens == num_sessions:
-                    steps += took
-                    num_steps += 1
-                    products += spent.products_s - before[0]
-                    attention += spent.attention_s - before[1]
+                    steps.append(took * 1e3)
+                    products.append((spent.products_s - before[0]) * 1e3)
+                    attention.append((spent.attention_s - before[1]) * 1e3)
                 for answer in answers:
                     generation = by_session[answer.session]
                     if isinstance(answer, Failed):
@@ -187,8 +191,7 @@ class Bench:
                         generation.start_round()
         for session in by_session:
             self.engine.close(session)
-        per_step_ms = 1e3 / num_steps
-        return Share(way, steps * per_step_ms, products * per_step_ms, attention * per_step_ms)
+        return Share(way, median(steps), median(products), median(attention))
 
 
 def measure(num_tokens: int, repeats: int) -> Result:
@@ -198,7 +201,11 @@ def measure(num_tokens: int, repeats: int) -> Result:
     for name, method in methods.items():
         works[f"{name}, one after another"] = partial(bench.decode, method, together=False)
         works[f"{name}, together"] = partial(bench.decode, method, together=True)
-    costs = take_turns(works, repeats)
+    bench.num_tokens = min(WARM_TOKENS, num_tokens)
+    for work in works.values():
+        work()
+    bench.num_tokens = num_tokens
+    costs = take_turns(works, repeats, is_warm=True)
     total = num_tokens * len(bench.prompts)
     speeds = [Speed(way, total, cost, total * 1e3 / cost.processor_ms) for way, cost in costs.items()]
     shares = [
@@ -258,7 +265,7 @@ def show(result: Result) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure decoding through the engine.")
-    parser.add_argument("--tokens", type=int, default=64, help="new tokens of each generation")
+    parser.add_argument("--tokens", type=int, default=32, help="new tokens of each generation")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="short texts, once; writes nothing")
     options = parser.parse_args()

@@ -9,6 +9,7 @@ from pathlib import Path
 from bench.near_ties import Tally, compare
 from bench.prompts import Prompt
 from bench.reference import GREEDY, SAMPLED, CacheFreeReference, Mode
+from bench.target import TARGET
 from paceline.drafting.build import MethodSettings, RunnerKind, build_method
 from paceline.drafting.local import LocalDrafter
 from paceline.drafting.method import DraftMethod
@@ -22,7 +23,6 @@ from paceline.text.chat_template import ChatTemplate
 from paceline.text.request import ChatMessage
 from paceline.text.tokenizer import Tokenizer
 
-TARGET = "smollm2-135m-instruct"
 MODES = (GREEDY, SAMPLED)
 
 

@@ -24,14 +24,21 @@ class Cost:
     processor_ms: float
 
 
-def take_turns(works: Mapping[Key, Callable[[], object]], repeats: int) -> dict[Key, Cost]:
-    """Runs all works `repeats` times in turn, after one round that does not count; the medians."""
+def take_turns(works: Mapping[Key, Callable[[], object]], repeats: int, *, is_warm: bool = False) -> dict[Key, Cost]:
+    """Runs all works `repeats` times in turn; the medians.
+
+    Args:
+        works: by name.
+        repeats: rounds that count.
+        is_warm: all has run before, if shorter; otherwise a first round does not count.
+    """
     wall: dict[Key, list[float]] = {key: [] for key in works}
     processor: dict[Key, list[float]] = {key: [] for key in works}
-    for _ in range(repeats + 1):
+    first = 0 if is_warm else 1
+    for _ in range(repeats + first):
         for key, work in works.items():
             started, started_thread = time.perf_counter(), time.thread_time()
             work()
             wall[key].append((time.perf_counter() - started) * 1e3)
             processor[key].append((time.thread_time() - started_thread) * 1e3)
-    return {key: Cost(statistics.median(wall[key][1:]), statistics.median(processor[key][1:])) for key in works}
+    return {key: Cost(statistics.median(wall[key][first:]), statistics.median(processor[key][first:])) for key in works}

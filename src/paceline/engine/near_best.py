@@ -59,11 +59,11 @@ class Head:
         if top_p == 1.0 and min_p == 0.0:
             return None
         ids = ids_near_best(row, _REACH)
-        if len(ids) > _MAX_TOKENS:
+        if ids.shape[0] > _MAX_TOKENS:
             return None
-        logits = row[ids]
-        doubt = (len(row) + _ROUNDING_STEPS) * _FLOAT32_STEP
-        shares = row.softmax(-1)[ids] if top_p < 1.0 else torch.zeros_like(logits)
+        logits = row.index_select(0, ids)
+        doubt = (row.shape[0] + _ROUNDING_STEPS) * _FLOAT32_STEP
+        shares = row.softmax(-1).index_select(0, ids) if top_p < 1.0 else torch.zeros_like(logits)
         ends_by_min_p = min_p > 0.0 and math.log(min_p) > 1.0 - _REACH
         if not ends_by_min_p and float(shares.sum()) < top_p + doubt:
             return None

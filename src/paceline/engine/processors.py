@@ -260,6 +260,19 @@ class SessionRows:
             edited, best = edited / self.shaping.temperature, best / self.shaping.temperature
         return edited, usable & (best.abs() < torch.inf)
 
+    def processed_row(self, row: int) -> torch.Tensor | None:
+        """`processed` for one row, in the few steps that this takes on a CPU; None if it is not usable."""
+        logits = self.logits[row : row + 1].float()
+        low, best = logits.aminmax()  # both carry NaN on, which compares false
+        if not (low > -torch.inf and best < torch.inf):
+            return None
+        edited = self._edited(logits, (row,))
+        if edited is not logits:
+            best = edited.amax()
+        if self.shaping is not None and self.shaping.temperature != 1.0:
+            edited, best = edited / self.shaping.temperature, best / self.shaping.temperature
+        return edited if math.isfinite(best) else None
+
     def _edited(self, logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         """Applies bias, penalties and the min_tokens mask; gives back `logits` itself where nothing is to be done."""
         sampling = self.state.sampling

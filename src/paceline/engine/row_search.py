@@ -35,13 +35,13 @@ def ids_near_best(row: torch.Tensor, reach: float) -> torch.Tensor:
     best_of_block = blocks.amax(-1)
     least = best_of_block.amax() - reach
     near = (best_of_block >= least).nonzero()[:, 0]
-    block, offset = (blocks[near] >= least).nonzero(as_tuple=True)
-    return near[block] * _BLOCK + offset
+    block, offset = (blocks.index_select(0, near) >= least).nonzero(as_tuple=True)
+    return near.index_select(0, block).mul_(_BLOCK).add_(offset)
 
 
 def _blocks(row: torch.Tensor) -> torch.Tensor:
     """The row in blocks, filled up with -inf. # [num_blocks, _BLOCK]."""
-    missing = -len(row) % _BLOCK
+    missing = -row.shape[0] % _BLOCK
     if missing:
         row = torch.nn.functional.pad(row, (0, missing), value=-torch.inf)
     return row.view(-1, _BLOCK)

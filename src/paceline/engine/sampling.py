@@ -269,8 +269,8 @@ def _sample_apart(rows: Sequence[tuple[SessionRows, int]]) -> list[int | None]:
     tokens: list[int | None] = [None] * len(rows)
     heads: dict[int, Head] = {}
     for index, (session, row) in enumerate(rows):
-        logits, usable = session.processed((row,))
-        if not usable:
+        logits = session.processed_row(row)
+        if logits is None:
             continue
         if session.shaping is None:
             tokens[index] = best_id(logits[0])

@@ -155,6 +155,25 @@ class TestRowsOfATree:
             assert torch.equal(everything[node], plain.processed((0,))[0][0])
             assert node_rows.position(node) == plain.position(0) == len(committed)
 
+    @settings(max_examples=60)
+    @given(
+        sampling=PARAMS,
+        output=TOKENS,
+        seed=st.integers(0, 99),
+        odd=st.sampled_from([0.0, torch.nan, torch.inf, -torch.inf, 3e38]),
+    )
+    def test_one_row_is_processed_as_several_are(
+        self, sampling: SamplingParams, output: list[int], seed: int, odd: float
+    ) -> None:
+        logits = random_logits(seed, 2, 10)
+        logits[1, 3] += odd
+        session = SessionRows(logits, PrefixState(sampling, [1, *output], 1, (2,)), [(), (4,)])
+        together, usable = session.processed((0, 1))
+        for row in range(2):
+            alone = session.processed_row(row)
+            assert (alone is not None) == bool(usable[row])
+            assert alone is None or torch.equal(alone[0], together[row])
+
     def test_positions_count_the_path(self) -> None:
         session = SessionRows(torch.zeros(3, 5), PrefixState(SamplingParams(), [1, 2, 3], 1), [(), (4,), (4, 4)])
         assert [session.position(row) for row in range(3)] == [3, 4, 5]

@@ -10,7 +10,14 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from paceline.cli.console import errors_as_json
-from paceline.training.options import Eagle3Options, EagleOptions, MedusaOptions, TrainOptions
+from paceline.training.options import (
+    DraftModelOptions,
+    Eagle3Options,
+    EagleOptions,
+    LayerSkipOptions,
+    MedusaOptions,
+    TrainOptions,
+)
 
 train_app = typer.Typer(
     name="train",
@@ -85,6 +92,26 @@ def eagle3(options: Eagle3Options, json_output: bool) -> None:
     """Trains an EAGLE-3 head: one layer that sees three layers of the target; drafts best for its size.
 
     It has a small vocabulary of its own and learns on its own drafts.
+    """
+    _train(options, json_output)
+
+
+@train_app.command("draft_model")
+@takes(DraftModelOptions)
+def draft_model(options: DraftModelOptions, json_output: bool) -> None:
+    """Distils a small draft model from the target: some of its layers, trained on its answers.
+
+    It drafts anywhere, also far from the target: it needs the text only.
+    """
+    _train(options, json_output)
+
+
+@train_app.command()
+@takes(LayerSkipOptions)
+def layerskip(options: LayerSkipOptions, json_output: bool) -> None:
+    """Trains the target to exit early (LayerSkip), as an adapter or whole; its first layers then draft for it.
+
+    What comes out is a target of its own: its text is not the same as the original model's.
     """
     _train(options, json_output)
 

@@ -6,11 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from paceline.errors import InvalidArgument
 from paceline.training.corpus import Corpus, Split
 from paceline.training.draft_vocabulary import DraftVocabulary, most_frequent
 from paceline.training.learner import Learner
-from paceline.training.options import Eagle3Options, EagleOptions, MedusaHead, MedusaOptions, TrainOptions
+from paceline.training.options import (
+    DraftModelOptions,
+    Eagle3Options,
+    EagleOptions,
+    LayerSkipOptions,
+    MedusaHead,
+    MedusaOptions,
+    TrainOptions,
+)
 from paceline.training.target import TrainingTarget
 
 
@@ -22,10 +32,16 @@ class Materials:
     corpus: Corpus
     split: Split
 
-    def vocabulary(self, size: int) -> DraftVocabulary:
-        """The most frequent tokens of the answers, tokens that end them included; 0 for all."""
+    def vocabulary(self, size: int, *always: int) -> DraftVocabulary:
+        """The most frequent tokens of the answers, and those that end them and `always`; 0 for all."""
         target = self.target
-        return most_frequent(self.corpus, self.split.train, target.vocab_size, size, always=target.eos_token_ids)
+        chosen = (*target.eos_token_ids, *always)
+        return most_frequent(self.corpus, self.split.train, target.vocab_size, size, always=chosen)
+
+    @property
+    def rarest_token(self) -> int:
+        """The lowest of the ids that the corpus uses least, as a rule never."""
+        return int(torch.bincount(self.corpus.token_ids, minlength=self.target.vocab_size).argmin())
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +82,28 @@ def _eagle3(options: Eagle3Options, materials: Materials) -> Learner:
     return Eagle3Learner(materials.target, materials.vocabulary(options.draft_vocab_size), layers, options)
 
 
+def _draft_model(options: DraftModelOptions, materials: Materials) -> Learner:
+    from paceline.training.objectives.draft_model import DraftModelLearner, kept_layers
+
+    kept = kept_layers(options.keep_layers, materials.target.num_layers)
+    other = materials.rarest_token
+    vocabulary = materials.vocabulary(options.draft_vocab_size, other)
+    return DraftModelLearner(materials.target, vocabulary, other, kept, options)
+
+
+def _layerskip(options: LayerSkipOptions, materials: Materials) -> Learner:
+    from paceline.training.objectives.layerskip import LayerSkipLearner
+
+    num_layers = materials.target.num_layers
+    exit_layer = options.exit_layer or max(num_layers // 4, 1)
+    if exit_layer >= num_layers:
+        raise InvalidArgument(
+            f"exit_layer is {exit_layer}: give a number below {num_layers}, the layers of the target",
+            field="exit_layer",
+        )
+    return LayerSkipLearner(materials.target, exit_layer, options)
+
+
 def aux_layers(text: str, num_layers: int) -> tuple[int, ...]:
     """The layers that an option names; when it names none, the third, the middle and the last but two.
 
@@ -87,5 +125,7 @@ def aux_layers(text: str, num_layers: int) -> tuple[int, ...]:
 _METHODS: dict[type[TrainOptions], TrainingMethod] = {
     MedusaOptions: TrainingMethod("medusa", _medusa),
     EagleOptions: TrainingMethod("eagle", _eagle),
+    DraftModelOptions: TrainingMethod("draft_model", _draft_model),
+    LayerSkipOptions: TrainingMethod("layerskip", _layerskip),
     Eagle3Options: TrainingMethod("eagle3", _eagle3),
 }

@@ -152,3 +152,48 @@ class Eagle3Options(TrainOptions):
     ] = FeatureNorm.EACH
     norm_before_residual: Annotated[bool, Help("Let the layer's residual be the normed state.")] = False
     norm_output: Annotated[bool, Help("Feed the state back after the final norm, not before it.")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftModelOptions(TrainOptions):
+    """Options of `draft_model`."""
+
+    keep_layers: Annotated[
+        str, Help("Layers of the target to begin with, such as 0,29; default: the first and the last.")
+    ] = ""
+    draft_vocab_size: Annotated[
+        int, Help("Tokens that the draft model knows, the most frequent; 0: all, as any server expects.", minimum=0)
+    ] = 0
+    target_weight: Annotated[
+        float, Help("Share of the loss that compares with the target's probabilities; the rest: its tokens.", minimum=0)
+    ] = 0.5
+
+
+class Curriculum(Enum):
+    """After which layers LayerSkip asks for the next token."""
+
+    ROTATIONAL = "rotational"
+    """Every R-th layer, shifted by one each step."""
+    GRADUAL = "gradual"
+    """From the last layer down; all of them by half of the run."""
+    FIXED = "fixed"
+    """The exit layer only: the cheapest, for short runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSkipOptions(TrainOptions):
+    """Options of `layerskip`."""
+
+    exit_layer: Annotated[int, Help("Drafts come from so many layers; 0: a quarter of them.", minimum=0)] = 0
+    lora_rank: Annotated[
+        int, Help("Rank of the adapter that is trained; 0 trains and writes the whole model.", minimum=0)
+    ] = 16
+    lora_alpha: Annotated[int, Help("Scale of the adapter, divided by its rank.", minimum=0)] = 32
+    dropout: Annotated[float, Help("Chance of leaving out the last layer; earlier ones less.", minimum=0)] = 0.1
+    curriculum: Annotated[
+        Curriculum,
+        Help("After which layers the loss is taken: rotational, gradual, or fixed (the exit layer's alone)."),
+    ] = Curriculum.ROTATIONAL
+    rotation: Annotated[int, Help("rotational: every so many layers.", minimum=1)] = 4
+    exit_scale: Annotated[float, Help("Weight of early layers' losses beside the last one's.", minimum=0)] = 0.2
+    exit_share: Annotated[float, Help("fixed: share of the loss that is the exit layer's.", minimum=0)] = 0.5

@@ -30,6 +30,8 @@ class TrainingTarget:
         folder: where it came from.
         digest: of weights and configuration; names caches.
         model: in evaluation mode, without gradients.
+        decoder: the model without its head.
+        layers: its decoder layers.
         hidden_size: numbers per hidden state.
         num_layers: decoder layers.
         vocab_size: columns of the head.
@@ -47,6 +49,7 @@ class TrainingTarget:
         self.model: PreTrainedModel = loaded.model
         # "sdpa" spares the table of all pairs of tokens; both are causal, and padding comes after what is read.
         self.model.set_attn_implementation("sdpa")
+        self.decoder = decoder_of(self.model)
         self.layers = decoder_layers(self.model)
         self.hidden_size: int = self.text_config.hidden_size
         self.num_layers = len(self.layers)
@@ -63,17 +66,22 @@ class TrainingTarget:
     @property
     def embedding(self) -> torch.Tensor:
         """Vectors of the tokens # [vocab_size, hidden_size]."""
-        return _weight(self.model.get_input_embeddings())
+        return _weight(self.model.get_input_embeddings()).detach()
 
     @property
     def head(self) -> torch.Tensor:
         """From a row after the final norm to logits # [vocab_size, hidden_size]."""
+        return self.live_head.detach()
+
+    @property
+    def live_head(self) -> torch.Tensor:
+        """The same with its gradient, for who trains the target."""
         return _weight(self.model.get_output_embeddings())  # type: ignore[no-untyped-call]
 
     @property
     def final_norm(self) -> nn.Module:
         """The norm after the last layer."""
-        norm = getattr(decoder_of(self.model), "norm", None)
+        norm = getattr(self.decoder, "norm", None)
         if not isinstance(norm, nn.Module):
             raise ModelError("the target's final norm is not where transformers' decoders have it", field="target")
         return norm
@@ -101,7 +109,7 @@ class TrainingTarget:
             for layer in set(layers) - {FINAL}:
                 module = self.final_norm if layer == self.num_layers else self.layers[layer]
                 hooks.callback(module.register_forward_pre_hook(keeper(layer)).remove)  # type: ignore[arg-type]
-            output = decoder_of(self.model)(input_ids=tokens.to(self.model.device), use_cache=False)
+            output = self.decoder(input_ids=tokens.to(self.model.device), use_cache=False)
         found[FINAL] = output.last_hidden_state
         return [found[layer] for layer in layers]
 
@@ -137,4 +145,4 @@ def _weight(module: nn.Module | None) -> torch.Tensor:
     weight = getattr(module, "weight", None)
     if not isinstance(weight, torch.Tensor):
         raise ModelError("the target's embedding or head is no plain table of numbers", field="target")
-    return weight.detach()
+    return weight

@@ -99,6 +99,10 @@ class Timing:
 NO_TIMING = Timing()
 
 
+MAX_FEATURE_BYTES = 256 * 1024
+"""Of features in one message; more travel in several."""
+
+
 class FeatureDtype(Enum):
     """How the numbers of features are spelled on the wire."""
 
@@ -114,11 +118,12 @@ class FeatureDtype(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FeatureFormat:
-    """Which hidden states of the target a verifier serves, or a drafter builds on."""
+    """Which hidden states of the target a verifier serves, or a drafter builds on: maybe `only_last` token's."""
 
     kind: str
     width: int
     dtype: FeatureDtype = FeatureDtype.FLOAT32
+    only_last: bool = False
 
     def fits(self, other: FeatureFormat | None) -> bool:
         """Whether the other ones are the same hidden states; how they are spelled does not matter."""

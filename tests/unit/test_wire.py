@@ -103,7 +103,7 @@ def features(draw: st.DrawFn) -> m.Features:
     )
 
 
-FORMATS = st.builds(m.FeatureFormat, NAMES, COUNTS, st.sampled_from(m.FeatureDtype))
+FORMATS = st.builds(m.FeatureFormat, NAMES, COUNTS, st.sampled_from(m.FeatureDtype), st.booleans())
 CLOSES = st.builds(m.Close, NAMES, LONGS)
 VERIFIES = blocks(
     m.Verify,

@@ -17,11 +17,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from prometheus_client import Counter
+from prometheus_client import Counter, Gauge
 
 from paceline.drafting.method import DraftJob, DraftMethod
-from paceline.errors import InvalidArgument, PacelineError
+from paceline.errors import Fenced, InvalidArgument, NotFound, PacelineError
 from paceline.kv_usage import HoldsRows, KvUsage
 from paceline.messages import (
     Draft,
@@ -30,6 +31,7 @@ from paceline.messages import (
     DrafterEvent,
     Evicted,
     Failed,
+    Features,
     NeedTokens,
     Open,
     Opened,
@@ -37,57 +39,18 @@ from paceline.messages import (
 )
 from paceline.pass_size import PassSize
 from paceline.runtime.replica_actor import ActorLimits, Letter, ReplicaActor, SelfChecking
-from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
 from paceline.text.validation import validate_sampling
-from paceline.token_log import MAX_SESSION_TOKENS, TokenLog
+from paceline.token_log import MAX_SESSION_TOKENS, TokenLog, common_prefix_len
+from paceline_drafter.draft_session import DraftSession, DraftStep, RunningDraft
+from paceline_drafter.proposal import proposal_of
+
+if TYPE_CHECKING:
+    from paceline_drafter.feature_store import FeatureStore
 
 _US_PER_S = 1_000_000
 _ANY_ID = 2**31
 NOBODY = "none"
 """In place of the method where a draft proposes nothing."""
-
-
-@dataclass(slots=True)
-class _Running:
-    """A job on its way, with what its answer needs."""
-
-    command: Draft
-    job: DraftJob
-    arrived_s: float
-    started_s: float | None = None
-    forward_s: float = 0.0
-    batch_sessions: int = 0
-
-
-@dataclass(slots=True)
-class _Session:
-    """One draft session.
-
-    Attributes:
-        epoch: of its owner.
-        opened: the command that opened it, for its parameters.
-        log: committed tokens known here.
-        last_id: draft_id of the newest draft that was answered or runs; 0 before the first.
-        answer: the answer to `last_id`, for replay; None while it runs or when it had none.
-        running: the job on its way.
-    """
-
-    epoch: int
-    opened: Open
-    log: TokenLog
-    last_id: int = 0
-    answer: Drafted | None = None
-    running: _Running | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """What one step of the method took, and how many tokens it proposed."""
-
-    running: tuple[_Running, ...]
-    num_tokens: int
-    started_s: float
-    ended_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +71,7 @@ class DraftLimits:
     vocab_size: int | None = None
 
 
-class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
+class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, DraftStep]):
     """The owner of the draft sessions.
 
     Args:
@@ -116,6 +79,7 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
         draft_limits: what a draft may ask for.
         limits: bounds of the actor.
         clock: monotonic seconds.
+        features: where features of the target are kept, for a method that builds on them; None for any other.
     """
 
     def __init__(
@@ -124,17 +88,28 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
         draft_limits: DraftLimits,
         limits: ActorLimits,
         clock: Callable[[], float] = time.monotonic,
+        features: FeatureStore | None = None,
     ) -> None:
         super().__init__("draft actor", limits, clock)
         self._method = method
         self._draft_limits = draft_limits
-        self._sessions: dict[str, _Session] = {}
-        self._due: dict[str, _Running] = {}
+        self._features = features
+        self._sessions: dict[str, DraftSession] = {}
+        self._due: dict[str, RunningDraft] = {}
         registry = self.meter.registry
         self._num_drafts = Counter("paceline_drafts", "Drafts that were answered.", ["method"], registry=registry)
         self._num_draft_tokens = Counter(
             "paceline_draft_tokens", "Tokens that were proposed.", ["method"], registry=registry
         )
+        if features is not None:
+            short_starts = Counter(
+                "paceline_feature_short_starts",
+                "How often a session went on without the target's features of its earlier tokens.",
+                registry=registry,
+            )
+            features.on_short_start = short_starts.inc
+            held = Gauge("paceline_feature_bytes", "Memory of the target's features that are held.", registry=registry)
+            held.set_function(lambda: features.num_bytes)
         for name in (*method.info.methods, NOBODY):
             self._num_drafts.labels(name)
             self._num_draft_tokens.labels(name)
@@ -164,11 +139,14 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
             self._supersede(session)
             if command.epoch > session.epoch:
                 session.last_id, session.answer = 0, None
+            if self._features is not None:
+                agreed = common_prefix_len(session.log.tokens, command.tokens)
+                self._features.of(command.session).crop(agreed)
             session.epoch, session.opened, session.log = command.epoch, command, TokenLog(command.tokens)
         else:
             self.check_room()
             self._method.open(command.session)
-            self._sessions[command.session] = _Session(command.epoch, command, TokenLog(command.tokens))
+            self._sessions[command.session] = DraftSession(command.epoch, command, TokenLog(command.tokens))
         self.routes.attach(command.session, letter.stream)
         letter.stream.send(Opened(command.session, command.epoch, self._method.kv_len(command.session)))
 
@@ -191,14 +169,60 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
         self._check_len(command.base_len + len(command.assumed), "assumed")
         self._check_ids(command.assumed, "assumed")
         self._check_ids(command.catch_up, "catch_up")
-        have_len = session.log.reconcile(command.base_len, command.prefix_hash, command.catch_up)
+        have_len = self._follow(session, command)
         if have_len is not None:
             letter.stream.send(NeedTokens(command.session, command.epoch, command.draft_id, have_len))
             return
         session.last_id, session.answer = command.draft_id, None
         self._start(session, command, letter.arrived_s)
 
-    def _start(self, session: _Session, command: Draft, arrived_s: float) -> None:
+    def _follow(self, session: DraftSession, command: Draft) -> int | None:
+        """Brings the session's tokens to the command's base; features of tokens that turn out to be others go.
+
+        Returns:
+            None, or the length up to which the session agrees although the command brings too few tokens.
+        """
+        start = command.base_len - len(command.catch_up)
+        known = session.log.slice(start, command.base_len)
+        num_agreed = common_prefix_len(known, command.catch_up)
+        have_len = session.log.reconcile(command.base_len, command.prefix_hash, command.catch_up)
+        if have_len is None and self._features is not None:
+            true_len = start + num_agreed if num_agreed < len(known) else command.base_len - 1
+            self._features.of(command.session).crop(true_len)
+            if command.features is not None:
+                self._features.add(command.session, command.features, starts_short=command.starts_short, busy=self._due)
+        return have_len
+
+    async def write_features(self, session: str, epoch: int, features: Features) -> int:
+        """Takes in features that came beside the stream.
+
+        Args:
+            session: whose.
+            epoch: of its owner.
+            features: rows that follow those that the session has.
+
+        Returns:
+            The session has rows up to here.
+
+        Raises:
+            NotFound: the session is not open.
+            Fenced: another epoch owns it.
+            PacelineError: they cannot be taken; says why.
+        """
+
+        def write() -> int:
+            held = self._sessions.get(session)
+            if held is None:
+                raise NotFound(f"session {session} is not open on this drafter; open it first", field="session")
+            if held.epoch != epoch:
+                raise Fenced(f"epoch {held.epoch} owns session {session}, not {epoch}", field="epoch")
+            if self._features is None:
+                raise InvalidArgument("this drafter builds on no features; send it none", field="features")
+            return self._features.add(session, features, busy=self._due).num_rows
+
+        return await self.between_passes(write, len(features.data))
+
+    def _start(self, session: DraftSession, command: Draft, arrived_s: float) -> None:
         depth = min(command.max_depth, self._draft_limits.max_draft_tokens)
         if self._draft_limits.max_model_len is not None:
             depth = min(depth, self._draft_limits.max_model_len - len(session.log) - len(command.assumed))
@@ -206,9 +230,16 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
         context = [*session.log.tokens, *command.assumed] if depth > 0 else ()
         opened = session.opened
         job = DraftJob(
-            command.session, context, depth, opened.sampling, opened.generation_start, opened.method, opened.rule
+            command.session,
+            context,
+            depth,
+            opened.sampling,
+            opened.generation_start,
+            opened.method,
+            opened.rule,
+            features=None if self._features is None else self._features.rows(command.session, command.base_len - 1),
         )
-        session.running = _Running(command, job, arrived_s)
+        session.running = RunningDraft(command, job, arrived_s)
         if depth < 1:
             self._answer(session)
         else:
@@ -235,11 +266,11 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
-    def _supersede(self, session: _Session) -> None:
+    def _supersede(self, session: DraftSession) -> None:
         if session.running is not None:
             self._answer(session)
 
-    def _answer(self, session: _Session) -> None:
+    def _answer(self, session: DraftSession) -> None:
         running = session.running
         if running is None:
             return
@@ -254,18 +285,18 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
         if stream is not None:
             stream.send(session.answer)
 
-    def _drafted(self, running: _Running) -> Drafted:
+    def _drafted(self, running: RunningDraft) -> Drafted:
         command, job = running.command, running.job
         now_s = self.clock()
-        tokens = tuple(job.tokens[: max(0, job.max_depth)])
+        block, confidences, draft_probs = proposal_of(job)
         started_s = now_s if running.started_s is None else running.started_s
         return Drafted(
             session=command.session,
             epoch=command.epoch,
             draft_id=command.draft_id,
-            block=DraftTree.chain(tokens) if tokens else EMPTY_BLOCK,
+            block=block,
             kv_len=self._method.kv_len(command.session),
-            confidences=tuple(job.confidences[: len(tokens)]),
+            confidences=confidences,
             method=job.method,
             timing=Timing(
                 queue_us=int((started_s - running.arrived_s) * _US_PER_S),
@@ -274,7 +305,8 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
                 batch_sessions=running.batch_sessions,
                 batch_tokens=running.batch_sessions,
             ),
-            draft_probs=tuple(job.draft_probs[: len(tokens)]),
+            draft_probs=draft_probs,
+            features_len=0 if self._features is None else self._features.of(command.session).num_rows,
         )
 
     # --- passes -----------------------------------------------------------------------------------------------------
@@ -283,20 +315,20 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
         """Whether a job is on its way."""
         return bool(self._due)
 
-    def run_pass(self) -> _Step:
+    def run_pass(self) -> DraftStep:
         """One step of every job, in the model's thread."""
         running = tuple(self._due.values())
         started_s = self.clock()
         had = sum(len(entry.job.tokens) for entry in running)
         self._method.advance([entry.job for entry in running])
         num_tokens = sum(len(entry.job.tokens) for entry in running) - had
-        return _Step(running, num_tokens, started_s, self.clock())
+        return DraftStep(running, num_tokens, started_s, self.clock())
 
-    def size_of(self, result: _Step) -> PassSize:
+    def size_of(self, result: DraftStep) -> PassSize:
         """What the step proposed."""
         return PassSize(len(result.running), result.num_tokens)
 
-    def pass_done(self, result: _Step) -> None:
+    def pass_done(self, result: DraftStep) -> None:
         """Answers the jobs that are done."""
         for entry in result.running:
             if entry.started_s is None:
@@ -322,6 +354,7 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
                 self._method.open(name)
             except PacelineError:
                 del self._sessions[name]
+                self._forget_features(name)
                 self.routes.detach(name)
         self._due.clear()
 
@@ -340,7 +373,12 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, _Step]):
         """Answers the session's job with what it has and frees its rows."""
         self._supersede(self._sessions[session])
         del self._sessions[session]
+        self._forget_features(session)
         self._method.close(session)
+
+    def _forget_features(self, session: str) -> None:
+        if self._features is not None:
+            self._features.forget(session)
 
     @property
     def num_working(self) -> int:

@@ -8,11 +8,13 @@ from typing import Any
 import grpc.aio
 
 from paceline import wire
+from paceline.errors import InvalidArgument
 from paceline.messages import DrafterCommand, DrafterEvent
 from paceline.runtime.connect import ConnectCodec, ConnectLimits
 from paceline.runtime.replica_service import ReplicaDoor, ReplicaService
 from paceline.text.vocabulary import split_vocabulary
 from paceline.v1 import drafter_pb2, drafter_pb2_grpc
+from paceline_drafter.draft_actor import DraftActor
 
 DrafterDoor = ReplicaDoor[DrafterCommand, DrafterEvent]
 
@@ -47,6 +49,21 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServicer):
         """Tells the tokenizer's tokens."""
         for chunk in split_vocabulary(self._door.vocabulary):
             yield drafter_pb2.DrafterGetVocabularyResponse(chunk=wire.vocabulary_chunk_to_pb(chunk))
+
+    async def WriteFeatures(  # noqa: N802
+        self,
+        request_iterator: AsyncIterator[drafter_pb2.WriteFeaturesRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> drafter_pb2.WriteFeaturesResponse:
+        """Takes in features that a session lacks; one chunk after another, so that a slow drafter slows the sender."""
+        num_rows = 0
+        async for request in request_iterator:
+            actor = self._door.actor
+            if not isinstance(actor, DraftActor):
+                raise InvalidArgument("this replica takes no features", field="features")
+            features = wire.features_from_pb(request.features)
+            num_rows = await actor.write_features(request.session, request.epoch, features)
+        return drafter_pb2.WriteFeaturesResponse(num_rows=num_rows)
 
     async def Connect(  # type: ignore[override]  # noqa: N802  # writes through the context
         self,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import grpc.aio
+
 from paceline.errors import PacelineError
-from paceline.messages import DrafterCommand, DrafterEvent, VerifierCommand, VerifierEvent
+from paceline.messages import DrafterCommand, DrafterEvent, FeatureFormat, VerifierCommand, VerifierEvent
 from paceline.session.store import AppendOutcome
 from paceline_gateway.discovery.endpoint import Endpoint
 from paceline_gateway.effects import Lane, Replica
@@ -28,6 +30,10 @@ class ReplicaLink(Protocol):
     @property
     def address(self) -> str:
         """host:port of the replica."""
+
+    @property
+    def channel(self) -> grpc.aio.Channel | None:
+        """For rpcs beside the stream; None while the link is broken."""
 
     def send(self, command: ReplicaCommand) -> None:
         """Sends a command; a broken link forgets it.
@@ -93,6 +99,19 @@ class LinkBack:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetched:
+    """Features were brought to the drafter, or could not be.
+
+    Attributes:
+        fetch_id: which attempt it is about.
+        error: why not; None for success.
+    """
+
+    fetch_id: int
+    error: PacelineError | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StoreAnswered:
     """The store has answered a write: an outcome, or the error of one that failed."""
 
@@ -116,7 +135,7 @@ class Tick:
     """A deadline has come."""
 
 
-SessionCommand = Found | Said | LinkLost | LinkBack | StoreAnswered | ClientRead | Cancel | Tick
+SessionCommand = Found | Said | LinkLost | LinkBack | Fetched | StoreAnswered | ClientRead | Cancel | Tick
 
 
 # --- to a pool actor ------------------------------------------------------------------------------------------------
@@ -130,6 +149,7 @@ class FindReplica:
         avoid: address to take only if there is no other.
         method: only drafters that offer this method; verifiers that draft by it first; empty for any.
         context_len: tokens that the session may come to hold; 0 where a smaller context is of use too.
+        features: those that the session's verifier serves: drafters that build on others are of no use to it.
     """
 
     session: str
@@ -138,6 +158,7 @@ class FindReplica:
     avoid: str = ""
     method: str = ""
     context_len: int = 0
+    features: FeatureFormat | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,7 +235,7 @@ class Door:
         drafters = self._services.drafters.snapshot
         if plan.num_draft_tokens == 0 or self._services.verifiers.snapshot.draft_themselves(plan.method):
             return ()
-        if drafters.offers(plan.method):
+        if drafters.offers(plan.method, self._services.verifiers.snapshot.features or (None,)):
             context, length = drafters.longest_context(plan.method), len(plan.prompt)
             if not 0 < context <= length:
                 return ()

@@ -10,8 +10,9 @@ from paceline.messages import Drafted, DrafterEvent, Evicted, Failed, NeedTokens
 from paceline.token_log import TokenLog
 from paceline_gateway.attachment import Attachment, AttachmentState
 from paceline_gateway.drafts import Answer, DraftBook
-from paceline_gateway.effects import Effect, Lane, Replica, Send
+from paceline_gateway.effects import Effect, Fetch, Lane, Replica, Send
 from paceline_gateway.evidence import EvidenceCounters
+from paceline_gateway.feature_book import FeatureBook
 from paceline_gateway.plan import GenerationPlan, Patience
 
 _MAX_REPAIRS = 6
@@ -26,6 +27,7 @@ class DrafterLane:
     Attributes:
         attachment: which drafter, if any.
         book: its drafts.
+        features: of the target, if it builds on them.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class DrafterLane:
         self._seek_at: float | None = None
         self.attachment = Attachment(Lane.DRAFTER, patience.return_window_s, effects)
         self.book = DraftBook(plan.session, plan.epoch, log, plan.rule)
+        self.features = FeatureBook()
 
     @property
     def live(self) -> bool:
@@ -64,6 +67,22 @@ class DrafterLane:
         silence_ends = oldest + self._patience.drafter_silence_s if oldest is not None and self.live else None
         times = [self.attachment.deadline, self._seek_at, silence_ends]
         return min((time for time in times if time is not None), default=None)
+
+    @property
+    def needs_features(self) -> bool:
+        """Whether it builds on features of the target; then it drafts after committed tokens only."""
+        replica = self.attachment.replica
+        return replica is not None and replica.info.features is not None
+
+    @property
+    def features_from(self) -> int | None:
+        """From which row on features should come with the next verdict; None for not at all.
+
+        As long as no drafter is there, those of the prompt may turn out to be needed.
+        """
+        if self.live:
+            return self.features.wanted_from if self.needs_features else None
+        return 0 if len(self._log) == len(self._plan.prompt) else None
 
     def depth_limit(self) -> int:
         """Most tokens that the drafter can propose after the committed ones and the tail: what its context leaves."""
@@ -92,6 +111,8 @@ class DrafterLane:
 
     def _open(self) -> None:
         self.book.attached()
+        replica = self.attachment.replica
+        self.features.attached(None if replica is None else replica.info.features)
         self._effects.append(Send(Lane.DRAFTER, self._plan.opening(self._log)))
 
     def lost(self, now: float, gone: bool = False) -> None:
@@ -141,9 +162,23 @@ class DrafterLane:
 
     # --- commands and events ------------------------------------------------------------------------------------------
 
+    def can_draft(self) -> bool:
+        """Whether the drafter has the features that a draft builds on, if any; else they are fetched from now on."""
+        if not self.needs_features or self.features.hopeless:
+            return True
+        lacking = self.features.lacking(len(self._log))
+        if lacking is not None and self.features.fetching is None:
+            self.features.fetching = lacking
+            self._effects.append(Fetch(lacking))
+        return lacking is None
+
     def draft(self, depth: int, now: float) -> None:
         """Asks for up to `depth` tokens after the committed ones and the tail."""
-        self._effects.append(Send(Lane.DRAFTER, self.book.request(depth, now)))
+        features, starts_short = None, False
+        if self.needs_features:
+            starts_short = self.features.lacking(len(self._log)) is not None
+            features = self.features.take(len(self._log))
+        self._effects.append(Send(Lane.DRAFTER, self.book.request(depth, now, features, starts_short)))
 
     def handle(self, event: DrafterEvent, now: float) -> Answer | None:
         """Takes in an event; what a draft brought if it is the answer to an open one."""
@@ -162,6 +197,8 @@ class DrafterLane:
         if answer is not None:
             self._repairs = 0
             self._evidence.drafted(event.timing, now - answer.sent_at)
+            if self.needs_features:
+                self.features.drafter_says(event.features_len, answer.base_len)
         return answer
 
     def _unanswered(self, event: NeedTokens | Evicted | Failed, now: float) -> None:

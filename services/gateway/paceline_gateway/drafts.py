@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.messages import AcceptanceRule, Draft, Drafted
+from paceline.messages import AcceptanceRule, Draft, Drafted, Features
 from paceline.speculation.tree import DraftTree
 from paceline.token_log import TokenLog
 from paceline_gateway.tail import EMPTY_TAIL, Tail
@@ -41,11 +41,13 @@ class Answer:
 
     Attributes:
         sent_at: when it was asked for.
+        base_len: committed tokens that it builds on.
         grew: the tail has become longer.
         found_nothing: it was built on the newest known tokens and proposes nothing.
     """
 
     sent_at: float
+    base_len: int
     grew: bool
     found_nothing: bool
 
@@ -132,7 +134,9 @@ class DraftBook:
             len(self._open) < MAX_OPEN_DRAFTS and not self.promising and self._nothing_after != self.next_context_len()
         )
 
-    def request(self, max_depth: int, now: float) -> Draft:
+    def request(
+        self, max_depth: int, now: float, features: Features | None = None, starts_short: bool = False
+    ) -> Draft:
         """The draft that continues the committed tokens and the tail's main path; counts as sent."""
         self._last_id += 1
         base_len = len(self._log)
@@ -145,6 +149,8 @@ class DraftBook:
             max_depth=max_depth,
             catch_up=self._log.slice(min(self._known_len, base_len), base_len),
             assumed=self.tail.main_path,
+            features=features,
+            starts_short=starts_short,
         )
         self._open[draft.draft_id] = OpenDraft(draft, now, self._warm)
         return draft
@@ -178,7 +184,7 @@ class DraftBook:
         found_nothing = tail is not None and not block.tokens
         if found_nothing:
             self._nothing_after = command.base_len + len(command.assumed)
-        return Answer(draft.sent_at, grew, found_nothing)
+        return Answer(draft.sent_at, command.base_len, grew, found_nothing)
 
     def _tail_with(self, draft: Draft, block: Tail) -> Tail | None:
         """The tail with an answer added; None when the committed tokens contradict the draft or have overtaken it."""

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from enum import Enum
 
 from paceline.errors import PacelineError
-from paceline.messages import DrafterCommand, FinishReason, ModelInfo, TokenLogprobs, TokenOrigin, VerifierCommand
+from paceline.messages import (
+    DrafterCommand,
+    FeatureFormat,
+    FinishReason,
+    ModelInfo,
+    TokenLogprobs,
+    TokenOrigin,
+    VerifierCommand,
+)
 from paceline_gateway.round_record import RoundRecord
 
 
@@ -32,6 +40,10 @@ class Replica:
     def drafts_by(self, method: str) -> bool:
         """Whether it drafts by the method; empty for any method at all."""
         return method in self.info.methods if method else bool(self.info.methods)
+
+    def finds_features(self, served: FeatureFormat | None) -> bool:
+        """Of a drafter: whether it gets the features that it builds on, if any, from a verifier that serves those."""
+        return self.info.features is None or self.info.features.fits(served)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +72,17 @@ class Send:
 
     lane: Lane
     command: VerifierCommand | DrafterCommand
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Bring features of the target from the attached verifier to the attached drafter.
+
+    Attributes:
+        rows: which.
+    """
+
+    rows: range
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,4 +126,4 @@ class Fail:
     error: PacelineError
 
 
-Effect = Find | Leave | Send | Commit | Measured | Finish | Fail
+Effect = Find | Leave | Send | Fetch | Commit | Measured | Finish | Fail

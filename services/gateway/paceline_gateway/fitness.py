@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from paceline.errors import ConfigurationError, PacelineError
-from paceline.messages import ModelInfo
+from paceline.messages import FeatureFormat, ModelInfo
 from paceline.text.tokenizer import Tokenizer
 from paceline_gateway.effects import Lane
 
@@ -28,11 +28,18 @@ class Fitness:
     Args:
         model: name of the target that the gateway offers.
         tokenizer: the gateway's.
+        served: the features that each verifier serves that is ready now.
     """
 
-    def __init__(self, model: str, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        model: str,
+        tokenizer: Tokenizer,
+        served: Callable[[], tuple[FeatureFormat | None, ...]] = lambda: (),
+    ) -> None:
         self.model = model
         self._tokenizer = tokenizer
+        self._served = served
         # Per fingerprint what came of the comparison: a vocabulary is large, a replica that does not fit is tried again
         # and again, and the pods of one model come and go under ever new addresses.
         self._differences: dict[str, str] = {}
@@ -57,6 +64,8 @@ class Fitness:
                 "start both with the same model_name",
                 field="model_name",
             )
+        if lane is Lane.DRAFTER:
+            self._check_features(address, info)
         if lane is Lane.DRAFTER and not info.tokenizer_hash:
             return
         if info.tokenizer_hash != self._tokenizer.fingerprint:
@@ -64,6 +73,18 @@ class Fitness:
             raise ConfigurationError(
                 f"{lane.value} {address} has another tokenizer: {difference}; use models of one family", field="model"
             )
+
+    def _check_features(self, address: str, info: ModelInfo) -> None:
+        """Refuses a drafter that builds on features which no verifier serves; without a verifier nobody knows."""
+        served, wanted = self._served(), info.features
+        if wanted is None or not served or any(map(wanted.fits, served)):
+            return
+        there = ", ".join(sorted({"none" if features is None else str(features) for features in served}))
+        raise ConfigurationError(
+            f"{Lane.DRAFTER.value} {address} builds on the target's features {wanted}, but verifiers serve {there}; "
+            "start the verifiers with the drafter's head as feature_head, or let them draft by themselves",
+            field="feature_head",
+        )
 
     async def _difference(self, address: str, info: ModelInfo, ask: AskVocabulary) -> str:
         """Names the first token that differs, or both fingerprints where the replica does not tell its tokens."""

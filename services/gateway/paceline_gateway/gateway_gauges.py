@@ -76,4 +76,6 @@ class GatewayGauges(Collector):
             if replica.drafts_by(""):
                 bytes_of["+".join(replica.info.methods)] += replica.info.drafting_bytes
         values = [({**self._labels, "method": method}, total) for method, total in bytes_of.items()]
-        return gauge("paceline_drafter_memory_bytes", "What drafting costs in memory: weights and key/value rows.", values)
+        return gauge(
+            "paceline_drafter_memory_bytes", "What drafting costs in memory: weights and key/value rows.", values
+        )

@@ -104,6 +104,8 @@ class Link:
         self.state = LinkState.CONNECTING
         self.trouble = "not connected yet"
         """Why it is not up."""
+        self.channel: grpc.aio.Channel | None = None
+        """For rpcs beside the stream; None while it is broken."""
         self._codec = codec
         self._check = check
         self._changed = changed
@@ -277,10 +279,12 @@ class Link:
             hello = self._codec.event_from_pb(events[0]) if events else None
             if not isinstance(hello, Hello) or hello.boot_id != info.boot_id:
                 raise Unavailable(f"{self.address} was restarted during the handshake")
+            self.channel = channel
             self._up(info)
             self._deliver(events[1:])
             await self._serve(call)
         finally:
+            self.channel = None
             call.cancel()
 
     async def _serve(self, call: Any) -> None:

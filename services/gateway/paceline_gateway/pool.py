@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from paceline.messages import FeatureFormat
 from paceline.runtime.grpc_client import DEFAULT_MAX_MESSAGE_BYTES, ClientTls
 from paceline.runtime.mailbox import Mailbox
 from paceline.runtime.supervisor import OnError, Supervisor
@@ -76,13 +77,21 @@ class PoolSnapshot:
         """Methods on offer, each once; those of a chain one by one."""
         return _methods(self.ready)
 
-    def offers(self, method: str) -> bool:
-        """Whether a ready replica can draft by the method; empty for any."""
-        return any(not method or method in replica.info.methods for replica in self.ready)
+    def offers(self, method: str, served: Sequence[FeatureFormat | None] = (None,)) -> bool:
+        """Whether a ready drafter can draft by the method, empty for any, where verifiers serve such features."""
+        return any(
+            (not method or method in replica.info.methods) and any(map(replica.finds_features, served))
+            for replica in self.ready
+        )
 
     def draft_themselves(self, method: str) -> bool:
         """Of verifiers: whether a ready one drafts by itself, by the method if one is named."""
         return any(replica.drafts_by(method) for replica in self.ready)
+
+    @property
+    def features(self) -> tuple[FeatureFormat | None, ...]:
+        """Of verifiers: the features that each ready one serves."""
+        return tuple([replica.info.features for replica in self.ready])
 
     def longest_context(self, method: str) -> int:
         """Tokens of context for the method where there is most room; 0 for no bound, or when nobody offers it."""
@@ -300,7 +309,8 @@ class Pool:
         is_verifier = self._codec.lane is Lane.VERIFIER
         fits_method = is_verifier or not find.method or replica.drafts_by(find.method)
         fits_context = replica.info.max_model_len >= find.context_len or not replica.info.max_model_len
-        return replica if fits_method and fits_context else None
+        fits_features = is_verifier or replica.finds_features(find.features)
+        return replica if fits_method and fits_context and fits_features else None
 
     def _rank(self, link: Link, replica: Replica, find: FindReplica) -> tuple[bool, bool, bool, bool, int]:
         return (

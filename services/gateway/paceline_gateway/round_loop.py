@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from paceline.errors import PacelineError
 from paceline.generation import Evidence, token_origins
-from paceline.messages import DrafterEvent, VerifierEvent
+from paceline.messages import DrafterEvent, FeatureFormat, VerifierEvent
 from paceline.speculation.tree import DraftTree
 from paceline.text.commit import Committer
 from paceline.token_log import TokenLog
@@ -56,6 +56,7 @@ class RoundLoop:
         self._tail_was_ready = False
         self._fallback: Fallback | None = None
         self._wants_drafter = False
+        self._served: FeatureFormat | None = None
         self.over = False
         self.log = TokenLog(plan.prompt)
         self.evidence = EvidenceCounters(now)
@@ -104,8 +105,10 @@ class RoundLoop:
     def _choose_drafter(self, verifier: Replica, now: float) -> None:
         """Drafts come from the verifier if it makes them itself, else from the pool."""
         wanted = self._plan.num_draft_tokens > 0 and not self.verifier.drafts_itself
-        if wanted and not self._wants_drafter:
-            self.drafter.seek(now)
+        served, self._served = self._served, verifier.info.features
+        self.drafter.features.verifier_moved()
+        if wanted and (not self._wants_drafter or served != self._served):
+            self.drafter.seek(now)  # which drafters are of use depends on the features that the verifier serves
         elif not wanted:
             self.drafter.end()
         self._wants_drafter = wanted
@@ -135,7 +138,7 @@ class RoundLoop:
                 self._commit(outcome, now)
             elif isinstance(outcome, BlockRefused):
                 self.drafter.block_refused(now)
-                self.verifier.verify(self._plain(Fallback.BLOCK_REFUSED), now, self._next_depth())
+                self._verify(self._plain(Fallback.BLOCK_REFUSED), now)
 
         self._do(step, now)
 
@@ -150,6 +153,10 @@ class RoundLoop:
                 self._end_wait(now)
 
         self._do(step, now)
+
+    def fetched(self, succeeded: bool, now: float) -> None:
+        """Features that were to be brought to the drafter are there, or could not be brought."""
+        self._do(lambda: self.drafter.features.fetched(succeeded), now)
 
     def hold(self, held: bool, now: float) -> None:
         """While held no round is started: the client does not read."""
@@ -207,6 +214,7 @@ class RoundLoop:
         self._tail_was_ready = bool(book.tail.tokens)
         if committed.finish is None:
             book.proposed(verdict.next_block, event.next_method)
+            self.drafter.features.verified(event.features, len(self.log) - 1)
         self._effects.append(
             Commit(
                 from_len=from_len,
@@ -248,8 +256,12 @@ class RoundLoop:
         self._tail_was_ready = False
         if self.evidence.first_round_at is None:
             self.evidence.first_round_at = now
-        self.verifier.verify(block, now, self._next_depth())
+        self._verify(block, now)
         self._draft_ahead(block.tree, now)
+
+    def _verify(self, block: Tail, now: float) -> None:
+        serves = self._wants_drafter and self.verifier.features is not None
+        self.verifier.verify(block, now, self._next_depth(), self.drafter.features_from if serves else None)
 
     def _block_limit(self) -> int:
         return min(self._plan.num_draft_tokens, self.verifier.max_draft_tokens)
@@ -282,7 +294,7 @@ class RoundLoop:
         if not self.drafter.live:
             return self._plain(self._why_no_drafter())
         depth = min(limit, self.drafter.depth_limit())
-        if depth > 0 and book.worth_asking():
+        if depth > 0 and book.worth_asking() and self.drafter.can_draft():
             self.drafter.draft(depth, now)
         if self._drafter_late:
             return self._plain(Fallback.LATE_DRAFT)
@@ -311,6 +323,8 @@ class RoundLoop:
         """Why no draft that may help is on its way although a drafter is there."""
         if depth <= 0:
             return Fallback.CONTEXT_FULL
+        if self.drafter.needs_features and self.drafter.features.fetching is not None:
+            return Fallback.FEATURES_LACKING
         return Fallback.LATE_DRAFT if self.drafter.book.num_open else Fallback.NOTHING_PROPOSED
 
     def _draft_patience_s(self) -> float:
@@ -326,8 +340,11 @@ class RoundLoop:
             self._wait_started = None
 
     def _draft_ahead(self, block: DraftTree, now: float) -> None:
-        """Asks for the block after the one that is being verified, with a guess of the token between them."""
-        if not self._plan.draft_ahead or not self.drafter.live:
+        """Asks for the block after the one that is being verified, with a guess of the token between them.
+
+        Not where drafts build on features of the target: there are none of tokens that it has not judged.
+        """
+        if not self._plan.draft_ahead or not self.drafter.live or self.drafter.needs_features:
             return
         book = self.drafter.book
         known = len(book.tail.main_path)

@@ -17,6 +17,8 @@ class Fallback(Enum):
     """The draft did not come in time."""
     NOTHING_PROPOSED = "nothing_proposed"
     """The drafter, or the verifier that drafts by itself, has answered and proposes nothing."""
+    FEATURES_LACKING = "features_lacking"
+    """The drafter does not have the target's features of all tokens yet."""
     CONTEXT_FULL = "context_full"
     """The drafter's context leaves no room."""
     BLOCK_REFUSED = "block_refused"

@@ -132,7 +132,7 @@ class GatewayService:
             self.addresses["http"] = self._http.start(supervisor)
         tokenizer, template = await asyncio.to_thread(self._load_text)
         await self._check_store()
-        fitness = Fitness(self._model, tokenizer)
+        fitness = Fitness(self._model, tokenizer, lambda: self.verifiers.snapshot.features if self.verifiers else ())
         if settings.client_tls is not None:
             settings.client_tls.credentials()  # later a file that cannot be read is the trouble of a link
         self.verifiers, self.drafters = self._make_pools(fitness)

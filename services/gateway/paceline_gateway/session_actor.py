@@ -28,6 +28,7 @@ from paceline.text.commit import Committer
 from paceline_gateway.commands import (
     Cancel,
     ClientRead,
+    Fetched,
     FindReplica,
     Found,
     LinkBack,
@@ -41,8 +42,9 @@ from paceline_gateway.commands import (
     Tick,
     WithdrawFind,
 )
-from paceline_gateway.effects import Commit, Effect, Fail, Find, Finish, Lane, Leave, Measured, Send
+from paceline_gateway.effects import Commit, Effect, Fail, Fetch, Find, Finish, Lane, Leave, Measured, Send
 from paceline_gateway.emission import ClientStream
+from paceline_gateway.feature_relay import FeatureRelay
 from paceline_gateway.outlet import Outlet
 from paceline_gateway.plan import GenerationPlan
 from paceline_gateway.round_loop import RoundLoop
@@ -86,6 +88,8 @@ class SessionActor:
         self._links: dict[Lane, ReplicaLink] = {}
         self._find_ids: dict[Lane, int] = {}
         self._last_find_id = 0
+        self._tasks: asyncio.TaskGroup | None = None
+        self._relay = FeatureRelay(plan.session, plan.epoch, self)
         self._rounds_begun = False
         self._full_since: float | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -167,8 +171,10 @@ class SessionActor:
         self._outlet.lines.started()
         try:
             async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
                 writing = tasks.create_task(self._outlet.writer.run(), name=f"store writer {self.session}")
                 await self._run()
+                self._relay.stop()
                 writing.cancel()
         except asyncio.CancelledError:
             self._cut_off(Cancelled("the gateway is shutting down"))
@@ -223,6 +229,10 @@ class SessionActor:
             case LinkBack(lane, link, restarted):
                 if self._links.get(lane) is link:
                     self._loop.back(lane, restarted, now)
+            case Fetched() if self._relay.is_newest(command):
+                self._loop.fetched(command.error is None, now)
+            case Fetched():
+                pass
             case ClientRead():
                 self._full_since = None
                 self._loop.hold(False, now)
@@ -309,6 +319,8 @@ class SessionActor:
                 self._find(lane, avoid)
             case Leave(lane):
                 self._leave(lane)
+            case Fetch(rows):
+                self._fetch(rows)
             case Measured(record):
                 self._services.metrics.round_ended(record)
             case Finish():
@@ -339,6 +351,7 @@ class SessionActor:
                 avoid=avoid,
                 method=plan.method,
                 context_len=len(plan.prompt) + plan.max_tokens if is_verifier else 0,
+                features=None if is_verifier else self._loop.verifier.features,
             )
         )
 
@@ -350,7 +363,13 @@ class SessionActor:
         self._links[found.lane] = found.link
         self._loop.found(found.lane, found.replica, now)
 
+    def _fetch(self, rows: range) -> None:
+        verifier, drafter = self._links.get(Lane.VERIFIER), self._links.get(Lane.DRAFTER)
+        if self._tasks is not None and verifier is not None and drafter is not None:
+            self._relay.start(self._tasks, verifier, drafter, rows)
+
     def _leave(self, lane: Lane) -> None:
+        self._relay.stop()
         if self._find_ids.pop(lane, None) is not None:
             self._services.pool(lane).tell(WithdrawFind(self.session))
         link = self._links.pop(lane, None)

@@ -20,7 +20,7 @@ from paceline.errors import (
     Unavailable,
     from_failure,
 )
-from paceline.messages import Evicted, Failed, NeedTokens, Opened, Verified, VerifierEvent, Verify
+from paceline.messages import Evicted, Failed, FeatureFormat, NeedTokens, Opened, Verified, VerifierEvent, Verify
 from paceline.speculation.tree import DraftTree
 from paceline.token_log import TokenLog
 from paceline_gateway.attachment import Attachment
@@ -102,6 +102,12 @@ class VerifierLane:
         return replica is not None and replica.drafts_by(self._plan.method)
 
     @property
+    def features(self) -> FeatureFormat | None:
+        """The features that it serves; None for none."""
+        replica = self.attachment.replica
+        return replica.info.features if replica else None
+
+    @property
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
         since = self.attachment.without_since
@@ -179,13 +185,14 @@ class VerifierLane:
 
     # --- commands -------------------------------------------------------------------------------------------------
 
-    def verify(self, block: Tail, now: float, next_depth: int = 0) -> None:
+    def verify(self, block: Tail, now: float, next_depth: int = 0, features_from: int | None = None) -> None:
         """Sends the next block; only while `idle`.
 
         Args:
             block: what to judge.
             now: the time.
             next_depth: most depth of the block that the verifier is to propose for the round after; 0 for none.
+            features_from: from which row on it is to send features; None for none.
         """
         self._round += 1
         base_len = len(self._log)
@@ -198,6 +205,7 @@ class VerifierLane:
             block=block.tree,
             draft_probs=block.draft_probs,
             next_depth=next_depth,
+            features_from=features_from,
         )
         self._repeat(now)
 

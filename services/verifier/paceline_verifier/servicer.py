@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import grpc.aio
 
 from paceline import wire
-from paceline.messages import VerifierCommand, VerifierEvent
+from paceline.errors import InvalidArgument
+from paceline.messages import Features, VerifierCommand, VerifierEvent
 from paceline.runtime.connect import ConnectCodec, ConnectLimits
 from paceline.runtime.replica_service import ReplicaDoor, ReplicaService
 from paceline.text.vocabulary import split_vocabulary
@@ -29,6 +30,14 @@ def verifier_door(limits: ConnectLimits | None = None) -> VerifierDoor:
     return ReplicaDoor(codec, limits)
 
 
+@runtime_checkable
+class ReadsFeatures(Protocol):
+    """What is asked of the verify actor beside the streams; importing it takes as long as importing torch."""
+
+    async def read_features(self, session: str, epoch: int, first_row: int, num_rows: int) -> Features:
+        """Features of rows [first_row, first_row + num_rows), from the first on as many as a message holds."""
+
+
 class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
     """The rpc service `paceline.v1.Verifier`."""
 
@@ -47,6 +56,19 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
         """Tells the tokenizer's tokens."""
         for chunk in split_vocabulary(self._door.vocabulary):
             yield verifier_pb2.VerifierGetVocabularyResponse(chunk=wire.vocabulary_chunk_to_pb(chunk))
+
+    async def ReadFeatures(  # noqa: N802
+        self, request: verifier_pb2.ReadFeaturesRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[verifier_pb2.ReadFeaturesResponse]:
+        """Reads features of a session's rows, chunk by chunk; passes go on between them."""
+        next_row, stop = request.first_row, request.first_row + request.num_rows
+        while next_row < stop:
+            actor = self._door.actor
+            if not isinstance(actor, ReadsFeatures):
+                raise InvalidArgument("this replica has no features")
+            features = await actor.read_features(request.session, request.epoch, next_row, stop - next_row)
+            yield verifier_pb2.ReadFeaturesResponse(features=wire.features_to_pb(features))
+            next_row = features.end
 
     async def Connect(  # type: ignore[override]  # noqa: N802  # writes through the context
         self,

@@ -31,11 +31,21 @@ class FeatureTaps:
             norm. A layer may be the number of layers: what enters the final norm.
         project: applied to the joined rows # [num_rows, in_width] -> [num_rows, width]; None to keep them as they are.
         width: numbers per row of what is kept; 0 for the hidden size times the number of layers.
+        fingerprint: of the weights of `project`, so that two processes know that theirs do the same.
+        only_last: the method reads the newest row only.
     """
 
     layers: tuple[int, ...] = ()
     project: Callable[[torch.Tensor], torch.Tensor] | None = None
     width: int = 0
+    fingerprint: str = ""
+    only_last: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Name of what is kept: the same for the same rows."""
+        layers = ",".join([str(layer) for layer in self.layers])
+        return "/".join([f"layers {layers}" if layers else "final norm", *filter(None, [self.fingerprint])])
 
 
 class FeatureRows(Protocol):

@@ -30,11 +30,12 @@ from paceline.engine.runner import ModelRunner
 from paceline.engine.sampling import Verdict, judge
 from paceline.engine.scheduler import Holder, Part, Plan, Scheduler, SchedulerOptions, SchedulerStats, Want
 from paceline.engine.self_draft import SelfDrafter
+from paceline.engine.served_features import ServedFeatures
 from paceline.engine.target_checks import CommandChecks, check_target
 from paceline.engine.target_session import NO_NEXT_BLOCK, Entry, Session, Work
-from paceline.errors import CapacityExceeded, ModelError, PacelineError
+from paceline.errors import CapacityExceeded, InvalidArgument, ModelError, NotFound, PacelineError
 from paceline.kv_usage import KvUsage
-from paceline.messages import Evicted, Failed, NeedTokens, Open, Opened, Verified, Verify
+from paceline.messages import Evicted, Failed, Features, NeedTokens, Open, Opened, Verified, Verify
 from paceline.pass_size import PassSize
 from paceline.token_log import TokenLog, common_prefix_len
 
@@ -68,6 +69,7 @@ class TargetEngine:
         options: limits.
         clock: monotonic seconds.
         self_drafter: makes the next block of every session that was judged and asks for one; None for nobody.
+        served: features that go to drafters elsewhere; None for none.
 
     Raises:
         ConfigurationError: the weights are quantised, a block would not fit in a pass, or a pass has no room for blocks
@@ -83,6 +85,7 @@ class TargetEngine:
         options: TargetOptions = TargetOptions(),
         clock: Callable[[], float] = time.monotonic,
         self_drafter: SelfDrafter | None = None,
+        served: ServedFeatures | None = None,
     ) -> None:
         check_target(runner.info, options.max_batch_tokens, options.max_draft_tokens)
         self.options = options
@@ -100,6 +103,7 @@ class TargetEngine:
         self._next_blocks = NextBlocks(
             self_drafter, runner, vocab_size=self._vocab_size, max_draft_tokens=options.max_draft_tokens
         )
+        self._served = served
         self._sessions: dict[str, Session] = {}
         self._queue: dict[str, None] = {}  # sessions with work, in order of submission
         self._last_pass = PassSize()
@@ -172,6 +176,20 @@ class TargetEngine:
         """Rows of one session; None when it is not open."""
         held = self._sessions.get(session)
         return None if held is None else held.kv.num_rows
+
+    def features(self, session: str, first_row: int, num_rows: int) -> Features:
+        """Features of a session's rows [first_row, first_row + num_rows), from the first on as many as a message holds.
+
+        Raises:
+            NotFound: it is not open.
+            InvalidArgument: it has no such rows now, or this engine serves no features.
+        """
+        held = self._sessions.get(session)
+        if held is None:
+            raise NotFound(f"session {session} is not open on this verifier; open it first", field="session")
+        if self._served is None:
+            raise InvalidArgument("this verifier serves no features", field="first_row")
+        return self._served.read(held.kv, first_row, num_rows)
 
     # --- commands -------------------------------------------------------------------------------------------------
 
@@ -375,6 +393,7 @@ class TargetEngine:
                 entry.session.kv.num_rows,
                 self._last_pass,
                 blocks.get(entry.work.command.session, NO_NEXT_BLOCK),
+                self._served.along(entry.work.command, entry.session.kv) if self._served else None,
             )
             if isinstance(verdict, Verdict)
             else self._fail(entry, verdict)

@@ -11,7 +11,7 @@ from paceline.engine.blocks import CutBlock
 from paceline.engine.kv.pool import SequenceKV
 from paceline.engine.sampling import JudgeRequest, Verdict
 from paceline.engine.scheduler import Holder, Want
-from paceline.messages import AcceptanceRule, SamplingParams, Timing, Verified, Verify
+from paceline.messages import AcceptanceRule, Features, SamplingParams, Timing, Verified, Verify
 from paceline.pass_size import PassSize
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
 from paceline.token_log import TokenLog
@@ -47,7 +47,14 @@ class Work:
     started_ns: int = 0
     forward_ns: int = 0
 
-    def verified(self, verdict: Verdict, kv_len: int, last_pass: PassSize, next_block: NextBlock) -> Verified:
+    def verified(
+        self,
+        verdict: Verdict,
+        kv_len: int,
+        last_pass: PassSize,
+        next_block: NextBlock,
+        features: Features | None = None,
+    ) -> Verified:
         """The answer to the command.
 
         Args:
@@ -55,6 +62,7 @@ class Work:
             kv_len: rows that the session has now.
             last_pass: size of the pass that judged it.
             next_block: what rides on it.
+            features: those of its newest rows, if they are wanted.
         """
         command = self.command
         timing = Timing(
@@ -78,6 +86,7 @@ class Work:
             next_block=next_block.tree,
             next_confidences=next_block.confidences,
             next_method=next_block.method,
+            features=features,
         )
 
 

@@ -32,14 +32,14 @@ from paceline.runtime.logs import log_context
 from paceline.runtime.mailbox import Mailbox, MailboxStopped
 from paceline.runtime.replica_meter import ReplicaMeter
 from paceline.runtime.routes import SessionRoutes
+from paceline.runtime.side_work import INTERNAL_MESSAGE, SideWork
 
 logger = logging.getLogger(__name__)
 
 CommandT = TypeVar("CommandT", bound=Open | Close | Verify | Draft)
 EventT = TypeVar("EventT")
 ResultT = TypeVar("ResultT")
-
-INTERNAL_MESSAGE = "internal error in the replica; its log has the details"
+WorkT = TypeVar("WorkT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         self.clock = clock
         self.meter = ReplicaMeter(clock)
         self.routes: SessionRoutes[EventT] = SessionRoutes(limits.orphan_ttl_s, clock)
-        self._mailbox: Mailbox[Letter[CommandT, EventT] | _StreamEnded[EventT]] = Mailbox(
+        self._mailbox: Mailbox[Letter[CommandT, EventT] | _StreamEnded[EventT] | SideWork] = Mailbox(
             f"the {name}'s mailbox",
             max_items=limits.mailbox_items,
             max_bytes=limits.mailbox_bytes,
@@ -189,6 +189,22 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         with contextlib.suppress(Unavailable):
             self._mailbox.put_reserved(_StreamEnded(stream))
 
+    async def between_passes(self, work: Callable[[], WorkT], size_bytes: int = 0) -> WorkT:
+        """Does something with sessions or model that is no command, while no pass runs: for rpcs beside the streams.
+
+        Args:
+            work: what to do, quickly.
+            size_bytes: what it holds while it waits.
+
+        Raises:
+            CapacityExceeded: too much waits.
+            Unavailable: the replica is shutting down.
+            PacelineError: whatever the work raises.
+        """
+        answer: asyncio.Future[WorkT] = asyncio.get_running_loop().create_future()
+        self._mailbox.put(SideWork(work, answer), size_bytes)
+        return await answer
+
     # --- life -------------------------------------------------------------------------------------------------------
 
     @property
@@ -248,6 +264,8 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         for letter in waiting:
             if isinstance(letter, Letter):
                 self._fail(letter, reason)
+            elif isinstance(letter, SideWork):
+                letter.refuse(reason)
         if self._pass_started_s is None:
             for session in self.sessions():
                 self.drop_session(session, reason)
@@ -260,6 +278,8 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         for letter in await self._next_letters():
             if isinstance(letter, _StreamEnded):
                 self.routes.stream_ended(letter.stream)
+            elif isinstance(letter, SideWork):
+                letter.do()
             else:
                 self._apply_guarded(letter)
         for session in self.routes.expired():
@@ -272,7 +292,7 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
             self.meter.no_sessions()
             self._no_sessions.set()
 
-    async def _next_letters(self) -> list[Letter[CommandT, EventT] | _StreamEnded[EventT]]:
+    async def _next_letters(self) -> list[Letter[CommandT, EventT] | _StreamEnded[EventT] | SideWork]:
         waits: list[float] = []  # for a command, in seconds
         is_due = self.pass_due()
         if is_due:

@@ -82,6 +82,15 @@ class ReplicaDoor(Generic[CommandT, EventT]):
         return self._loaded.info
 
     @property
+    def actor(self) -> ReplicaActor[CommandT, EventT, Any]:
+        """The owner of the model, for rpcs beside the streams.
+
+        Raises:
+            Unavailable: the model is loading or hangs.
+        """
+        return self._loaded.actor
+
+    @property
     def vocabulary(self) -> Mapping[int, str]:
         """Token of each id.
 

@@ -320,22 +320,26 @@ class FeatureFormat(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     WIDTH_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    ONLY_LAST_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """What they are: "final_norm", or the layers that they enter, with a fingerprint of what joins them."""
     width: _builtins.int
     """Numbers per row."""
     dtype: Global___FeatureDtype.ValueType
     """How a verifier sends them."""
+    only_last: _builtins.bool
+    """Of a drafter: it needs the row of the last token only; else those of all tokens."""
     def __init__(
         self,
         *,
         kind: _builtins.str = ...,
         width: _builtins.int = ...,
         dtype: Global___FeatureDtype.ValueType = ...,
+        only_last: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "kind", b"kind", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "kind", b"kind", "only_last", b"only_last", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -188,7 +188,9 @@ def _feature_dtype(value: common_pb2.FeatureDtype.ValueType) -> m.FeatureDtype:
 
 def feature_format_to_pb(features: m.FeatureFormat) -> common_pb2.FeatureFormat:
     """Which features a replica serves or needs."""
-    return common_pb2.FeatureFormat(kind=features.kind, width=features.width, dtype=_FEATURE_DTYPES[features.dtype])
+    return common_pb2.FeatureFormat(
+        kind=features.kind, width=features.width, dtype=_FEATURE_DTYPES[features.dtype], only_last=features.only_last
+    )
 
 
 def feature_format_from_pb(features: common_pb2.FeatureFormat) -> m.FeatureFormat:
@@ -197,7 +199,7 @@ def feature_format_from_pb(features: common_pb2.FeatureFormat) -> m.FeatureForma
     Raises:
         InvalidArgument: the kind of numbers is unknown.
     """
-    return m.FeatureFormat(features.kind, features.width, _feature_dtype(features.dtype))
+    return m.FeatureFormat(features.kind, features.width, _feature_dtype(features.dtype), features.only_last)
 
 
 def features_to_pb(features: m.Features) -> common_pb2.Features:

@@ -1,0 +1,52 @@
+"""What the draft actor knows of a session and of the drafts on their way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.drafting.method import DraftJob
+from paceline.messages import Draft, Drafted, Open
+from paceline.token_log import TokenLog
+
+
+@dataclass(slots=True)
+class RunningDraft:
+    """A job on its way, with what its answer needs."""
+
+    command: Draft
+    job: DraftJob
+    arrived_s: float
+    started_s: float | None = None
+    forward_s: float = 0.0
+    batch_sessions: int = 0
+
+
+@dataclass(slots=True)
+class DraftSession:
+    """One draft session.
+
+    Attributes:
+        epoch: of its owner.
+        opened: the command that opened it, for its parameters.
+        log: committed tokens known here.
+        last_id: draft_id of the newest draft that was answered or runs; 0 before the first.
+        answer: the answer to `last_id`, for replay; None while it runs or when it had none.
+        running: the job on its way.
+    """
+
+    epoch: int
+    opened: Open
+    log: TokenLog
+    last_id: int = 0
+    answer: Drafted | None = None
+    running: RunningDraft | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStep:
+    """What one step of the method took, and how many tokens it proposed."""
+
+    running: tuple[RunningDraft, ...]
+    num_tokens: int
+    started_s: float
+    ended_s: float

@@ -17,6 +17,9 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, Lla
 
 from paceline.training.target import TrainingTarget
 
+SMALL = 0.3
+"""What random weights are multiplied by that lie beside weights of the target."""
+
 
 def head_config(target: TrainingTarget) -> LlamaConfig:
     """Sizes and options of a head for a target: a Llama layer of the target's width."""
@@ -140,6 +143,34 @@ class HeadLayer(nn.Module):
         hidden = residual + self.self_attn(inputs, chain)
         output: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return output
+
+
+@torch.no_grad()
+def begin_as(layer: HeadLayer, source: nn.Module) -> bool:
+    """Gives a head the attention and feed-forward of a target's layer, where it is built alike; says whether it was.
+
+    Where the head's attention has a wider input, the target's weights are for its last part, which holds the state; the
+    weights for the rest are made small.
+    """
+    names = [f"self_attn.{part}_proj.weight" for part in "qkvo"]
+    names += [f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")]
+    own, given = dict(layer.named_parameters()), dict(source.named_parameters())
+    fits = all(name in given and len(given[name]) == len(own[name]) for name in names)
+    if not fits or any(name.endswith("bias") for name in given):
+        return False
+    for name in names:
+        weight, beginning = own[name], given[name].float().cpu()
+        weight.mul_(SMALL)
+        weight[:, weight.shape[1] - beginning.shape[1] :] = beginning
+    layer.post_attention_layernorm.weight.copy_(given["post_attention_layernorm.weight"].float())
+    return True
+
+
+@torch.no_grad()
+def norm_weights(norm: nn.Module, width: int) -> torch.Tensor:
+    """What a norm of the target multiplies by, whatever form it keeps that in # [width] float32."""
+    parameter = next(norm.parameters())
+    return norm(torch.ones(1, width, dtype=parameter.dtype, device=parameter.device))[0].float().cpu()  # type: ignore[no-any-return]
 
 
 def _half_turned(rows: torch.Tensor) -> torch.Tensor:

@@ -112,6 +112,14 @@ class MedusaOptions(TrainOptions):
     decay: Annotated[float, Help("Weight of head k in the loss: this to the power k.", minimum=0)] = 0.8
 
 
+class HeadBeginning(Enum):
+    """What the layer of an EAGLE head is before it has learnt."""
+
+    TARGET = "target"
+    """The target's last layer, where it is built alike: learns sooner."""
+    RANDOM = "random"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagleOptions(TrainOptions):
     """Options of `eagle`."""
@@ -150,6 +158,9 @@ class Eagle3Options(TrainOptions):
     feature_norm: Annotated[
         FeatureNorm, Help("Norm before these are joined: none, each, or joined (one over all).")
     ] = FeatureNorm.EACH
+    beginning: Annotated[
+        HeadBeginning, Help("Weights to begin with: target (its last layer and norm, where they fit) or random.")
+    ] = HeadBeginning.TARGET
     norm_before_residual: Annotated[bool, Help("Let the layer's residual be the normed state.")] = False
     norm_output: Annotated[bool, Help("Feed the state back after the final norm, not before it.")] = False
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import re
-import shutil
 from pathlib import Path
 
 import torch
@@ -19,11 +18,11 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from paceline.drafting.checkpoints.draft_vocabulary import write_draft_vocabulary
 from paceline.errors import InvalidArgument
-from paceline.model_source import TOKENIZER_FILES
 from paceline.training.batches import Batch, shift
 from paceline.training.draft_vocabulary import DraftVocabulary
-from paceline.training.learner import STORED_DTYPE, Learner, Loss, Progress, stored
+from paceline.training.learner import Learner, Loss, Progress
 from paceline.training.losses import mean_cross_entropy, mean_soft_cross_entropy
+from paceline.training.model_folder import write_model
 from paceline.training.options import DraftModelOptions
 from paceline.training.target import FINAL, TrainingTarget
 
@@ -89,20 +88,13 @@ class DraftModelLearner(Learner):
 
     def write(self, folder: Path, target_name: str) -> None:
         """Writes a model folder of `transformers`, with the target's tokenizer."""
-        folder.mkdir(parents=True, exist_ok=True)
         config = self.model.config
-        config.dtype = STORED_DTYPE
         config.distilled_from = target_name
         if not self.vocabulary.is_full:
             config.other_token_id = self._other
-        tied = set(getattr(self.model, "_tied_weights_keys", None) or ()) if config.tie_word_embeddings else set()
-        weights = {name: stored(value) for name, value in self.model.state_dict().items() if name not in tied}
-        self.model.save_pretrained(folder, state_dict=weights)
+        write_model(folder, self.model, self._target_folder)
         if not self.vocabulary.is_full:
             write_draft_vocabulary(folder, self.vocabulary.d2t)
-        for name in TOKENIZER_FILES:
-            if name != "config.json" and (self._target_folder / name).is_file():
-                shutil.copyfile(self._target_folder / name, folder / name)
 
     def _logits(self, batch: Batch, wanted: torch.Tensor) -> torch.Tensor:
         ids = self.draft_ids[batch.tokens]

@@ -27,10 +27,10 @@ from paceline.training.acceptance import chain_matches
 from paceline.training.batches import Batch, shift
 from paceline.training.draft_vocabulary import DraftVocabulary
 from paceline.training.eagle_checkpoint import checkpoint_config, stored_weights
-from paceline.training.head_layer import ChainRows, HeadLayer, head_config
+from paceline.training.head_layer import SMALL, ChainRows, HeadLayer, begin_as, head_config, norm_weights
 from paceline.training.learner import Learner, Loss, Progress
 from paceline.training.losses import mean_soft_cross_entropy
-from paceline.training.options import Eagle3Options, FeatureNorm
+from paceline.training.options import Eagle3Options, FeatureNorm, HeadBeginning
 from paceline.training.target import FINAL, TrainingTarget
 
 
@@ -75,15 +75,19 @@ class Eagle3Learner(Learner):
         self.config = head_config(target)
         hidden, epsilon = target.hidden_size, self.config.rms_norm_eps
         self.rotary = LlamaRotaryEmbedding(self.config)
-        self.input_norm, self.fc_norm = None, None
+        self.input_norm = None
+        self._stream_norms: list[LlamaRMSNorm] = []
         if options.feature_norm is FeatureNorm.JOINED:
             self.input_norm = LlamaRMSNorm(hidden * len(aux_layers), epsilon)
         elif options.feature_norm is FeatureNorm.EACH:
-            self.fc_norm = nn.ModuleList([LlamaRMSNorm(hidden, epsilon) for _ in aux_layers])
+            self._stream_norms = [LlamaRMSNorm(hidden, epsilon) for _ in aux_layers]
+            self.fc_norm = nn.ModuleList(self._stream_norms)
         self.fc = nn.Linear(hidden * len(aux_layers), hidden, bias=False)
         self.layer = Eagle3Layer(self.config)
         self.norm = LlamaRMSNorm(hidden, epsilon)
         self.lm_head = nn.Linear(hidden, len(vocabulary), bias=False)
+        if options.beginning is HeadBeginning.TARGET:
+            self._begin_as_target(target)
         beginning = target.head[vocabulary.token_ids.to(target.head.device)].float().cpu()
         with torch.no_grad():
             self.lm_head.weight.copy_(beginning)
@@ -152,9 +156,25 @@ class Eagle3Learner(Learner):
         )
         write_eagle3(folder, checkpoint, verifier=target_name, architecture=self._architecture)
 
+    @torch.no_grad()
+    def _begin_as_target(self, target: TrainingTarget) -> None:
+        """Lets the head continue the high layer's residual stream as the target's last layer and norm would."""
+        hidden, last = target.hidden_size, target.layers[-1]
+        self.norm.weight.copy_(norm_weights(target.final_norm, hidden))
+        self.fc.weight.mul_(SMALL)
+        self.fc.weight[:, -hidden:] += torch.eye(hidden)
+        if not begin_as(self.layer, last):
+            return
+        before_attention = getattr(last, "input_layernorm", None)
+        if isinstance(before_attention, nn.Module):
+            self.layer.hidden_norm.weight.copy_(norm_weights(before_attention, hidden))
+        # About the size that residual streams have at the end of a model; the lower ones count less at first.
+        for place, norm in enumerate(reversed(self._stream_norms)):
+            norm.weight.fill_(hidden**0.5 / 4.0**place)
+
     def _fused(self, streams: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        if self.fc_norm is not None:
-            streams = tuple(norm(rows) for norm, rows in zip(self.fc_norm, streams, strict=True))
+        if self._stream_norms:
+            streams = tuple(norm(rows) for norm, rows in zip(self._stream_norms, streams, strict=True))
         joined = torch.cat(streams, dim=-1)
         fused: torch.Tensor = self.fc(joined if self.input_norm is None else self.input_norm(joined))
         return fused

@@ -1,8 +1,8 @@
 """LayerSkip: the target learns to say at an early layer what it says at its last (arXiv 2404.16710).
 
 The checkpoint is a target itself: drafts come from its first layers, its norm and its head, and what is lossless is
-equal to this checkpoint decoding plainly, not to the model it was made from. While learning, layers are left out by chance,
-later ones more often (per sequence; the residual passes), and the head is asked after several layers:
+equal to this checkpoint decoding plainly, not to the model it was made from. While learning, layers are left out by
+chance, later ones more often (per sequence; the residual passes), and the head is asked after several layers:
 
 * chance of leaving out layer l of L: `dropout` * (e^(l ln 2 / (L - 1)) - 1)
 * weight of the loss after layer l: `exit_scale` * (0 + 1 + ... + l), the last layer's
@@ -14,7 +14,7 @@ later ones more often (per sequence; the residual passes), and the head is asked
 from __future__ import annotations
 
 import math
-import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,10 @@ from torch.nn import functional
 
 from paceline.drafting.checkpoints.layerskip import EXIT_LAYER
 from paceline.drafting.checkpoints.writing import write_json, write_tensors
-from paceline.model_source import TOKENIZER_FILES
 from paceline.training.batches import Batch, shift
-from paceline.training.learner import STORED_DTYPE, Learner, Loss, Progress, stored
+from paceline.training.learner import Learner, Loss, Progress, stored
 from paceline.training.losses import mean_cross_entropy
+from paceline.training.model_folder import write_model
 from paceline.training.options import Curriculum, LayerSkipOptions
 from paceline.training.target import TrainingTarget
 
@@ -57,7 +57,10 @@ class LayerSkipLearner(Learner):
             from peft import LoraConfig, get_peft_model
 
             config = LoraConfig(r=options.lora_rank, lora_alpha=options.lora_alpha, target_modules="all-linear")
-            self.model = get_peft_model(target.model, config)
+            with warnings.catch_warnings():
+                # peft asks the model for something under its old name.
+                warnings.simplefilter("ignore", FutureWarning)
+                self.model = get_peft_model(target.model, config)
         else:
             self.model.requires_grad_(requires_grad=True)
 
@@ -100,14 +103,8 @@ class LayerSkipLearner(Learner):
             write_json(folder / "config.json", {EXIT_LAYER: self.exit_layer, "base_model_name_or_path": target_name})
             return
         model = self._target.model
-        model.config.dtype = STORED_DTYPE
         setattr(model.config, EXIT_LAYER, self.exit_layer)
-        tied = set(getattr(model, "_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
-        weights = {name: stored(value) for name, value in model.state_dict().items() if name not in tied}
-        model.save_pretrained(folder, state_dict=weights)
-        for name in TOKENIZER_FILES:
-            if name != "config.json" and (self._target.folder / name).is_file():
-                shutil.copyfile(self._target.folder / name, folder / name)
+        write_model(folder, model, self._target.folder)
 
     def _states(self, batch: Batch) -> list[torch.Tensor]:
         """The residual stream after each layer # [batch, length, hidden_size] each."""

@@ -5,5 +5,21 @@ They stand apart from the methods themselves, which the gateway must not import 
 
 from __future__ import annotations
 
-METHOD_NAMES = ("draft_model", "ngram")
-"""Methods that a chain may name, and a request."""
+from collections.abc import Collection
+
+METHOD_NAMES = ("draft_model", "ngram", "medusa", "eagle", "eagle3", "layerskip")
+"""All methods: what a request may name."""
+
+POOL_METHODS = ("draft_model", "ngram")
+"""Methods that a drafter may be told to use, alone or in a chain."""
+
+SELF_DRAFT_METHODS = ("ngram", "medusa", "eagle", "eagle3")
+"""Methods that a verifier may be told to use."""
+
+
+def where_else(names: Collection[str]) -> str:
+    """What to add to a message that refuses these names for a drafter: those among them that a verifier can do."""
+    inside = [name for name in SELF_DRAFT_METHODS if name in names]
+    if not inside:
+        return ""
+    return f"; a verifier drafts with {' or '.join(inside)} by itself: set its self_draft_method and self_draft_model"

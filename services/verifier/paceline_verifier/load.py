@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import uuid
+from pathlib import Path
 
 import torch
 
+from paceline.drafting.self_draft_build import SelfDraftPlan, SelfDraftSettings, plan_self_drafter
 from paceline.engine.load_runner import load_runner
 from paceline.engine.loader import ModelDtype
 from paceline.engine.runner_options import RunnerChoice, RunnerOptions
@@ -24,6 +26,7 @@ from paceline.messages import (
 from paceline.model_source import default_name, resolve
 from paceline.runtime.replica_actor import ActorLimits
 from paceline.runtime.replica_service import Replica
+from paceline.speculation.tree import EMPTY_BLOCK
 from paceline.text.tokenizer import Tokenizer
 from paceline.token_log import TokenLog
 from paceline_verifier.settings import VerifierSettings
@@ -32,20 +35,23 @@ from paceline_verifier.verify_actor import VerifyActor
 logger = logging.getLogger(__name__)
 
 _PROBE_SESSION = "probe"
+_PROBE_DEPTH = 2
 
 
 def load_replica(settings: VerifierSettings) -> Replica[VerifierCommand, VerifierEvent]:
-    """Loads the target model and generates one token with it. Takes seconds to minutes.
+    """Loads the target model, and what it drafts with, and generates a few tokens. Takes seconds to minutes.
 
     Raises:
-        PacelineError: the model cannot be found, loaded or run; says what to do.
+        PacelineError: a model cannot be found, loaded or run; says what to do.
     """
     torch.set_num_threads(settings.num_threads)
     folder = resolve(settings.model, progress=logger.info)
     tokenizer = Tokenizer.load(folder)
+    plan = self_draft_plan(settings, folder)
     runner = load_runner(
-        folder, dtype=ModelDtype(settings.dtype), device=settings.device, options=_runner_options(settings)
+        folder, dtype=ModelDtype(settings.dtype), device=settings.device, options=_runner_options(settings, plan)
     )
+    drafter = None if plan is None else plan.build(runner, tokenizer)
     logger.info(
         "model loaded",
         extra={
@@ -55,6 +61,7 @@ def load_replica(settings: VerifierSettings) -> Replica[VerifierCommand, Verifie
             "max_sessions": settings.max_sessions,
             "kv_bytes": runner.info.kv_bytes,
             "capacity_tokens": runner.pool.capacity_tokens,
+            "self_draft_method": settings.self_draft_method,
         },
     )
     options = TargetOptions(
@@ -64,8 +71,12 @@ def load_replica(settings: VerifierSettings) -> Replica[VerifierCommand, Verifie
         prefill_share=settings.prefill_share,
     )
     vocab_size = min(tokenizer.vocab_size, runner.info.vocab_size)
-    engine = TargetEngine(runner, eos_token_ids=runner.eos_token_ids, vocab_size=vocab_size, options=options)
+    engine = TargetEngine(
+        runner, eos_token_ids=runner.eos_token_ids, vocab_size=vocab_size, options=options, self_drafter=drafter
+    )
     probe(engine)
+    drafter_weights_bytes = 0 if drafter is None else drafter.weights_bytes
+    drafter_kv_bytes = 0 if drafter is None else drafter.kv_bytes
     info = ModelInfo(
         model=settings.model_name or default_name(settings.model),
         vocab_size=vocab_size,
@@ -73,21 +84,51 @@ def load_replica(settings: VerifierSettings) -> Replica[VerifierCommand, Verifie
         eos_token_ids=runner.eos_token_ids,
         tokenizer_hash=tokenizer.fingerprint,
         boot_id=uuid.uuid4().hex,
+        methods=() if drafter is None else (drafter.method,),
         max_draft_tokens=settings.max_draft_tokens,
-        weights_bytes=runner.info.weights_bytes,
-        kv_bytes=runner.info.kv_bytes,
+        weights_bytes=runner.info.weights_bytes + drafter_weights_bytes,
+        kv_bytes=runner.info.kv_bytes + drafter_kv_bytes,
         max_sessions=settings.max_sessions,
+        drafting_bytes=drafter_weights_bytes + drafter_kv_bytes + runner.info.feature_bytes,
     )
     actor = VerifyActor(engine, actor_limits(settings), gather_window_s=settings.gather_window_ms / 1000)
     return Replica(actor, info, tokenizer.vocabulary)
 
 
-def _runner_options(settings: VerifierSettings) -> RunnerOptions:
+def self_draft_plan(settings: VerifierSettings, target_folder: Path) -> SelfDraftPlan | None:
+    """How the verifier drafts by itself; None if it does not.
+
+    Args:
+        settings: of the service.
+        target_folder: of the target.
+
+    Raises:
+        ConfigurationError, ModelError: the checkpoint is not named, cannot be loaded or was made for another target.
+    """
+    if settings.self_draft_method == "none":
+        return None
+    return plan_self_drafter(
+        SelfDraftSettings(
+            method=settings.self_draft_method,
+            model=settings.self_draft_model,
+            kv_bytes=settings.self_draft_kv_bytes,
+            eagle_topk=settings.eagle_topk,
+            num_draft_tokens=settings.num_draft_tokens,
+            medusa_tree=settings.medusa_tree,
+            max_draft_tokens=settings.max_draft_tokens,
+            max_sessions=settings.max_sessions,
+        ),
+        target_folder,
+    )
+
+
+def _runner_options(settings: VerifierSettings, plan: SelfDraftPlan | None) -> RunnerOptions:
     return RunnerOptions(
         kv_bytes=settings.kv_cache_bytes,
         max_model_len=settings.max_model_len,
         prefix_caching=settings.prefix_caching,
         runner=RunnerChoice(settings.runner),
+        taps=None if plan is None else plan.taps,
     )
 
 
@@ -101,17 +142,30 @@ def actor_limits(settings: VerifierSettings) -> ActorLimits:
 
 
 def probe(engine: TargetEngine) -> None:
-    """Generates one token.
+    """Generates tokens in two rounds, and judges in the second what the engine drafts by itself.
 
     Raises:
-        ModelError: it does not come.
+        ModelError: they do not come, or drafting fails.
     """
     log = TokenLog((0,))
     engine.open(Open(_PROBE_SESSION, 1, (0,), 1, SamplingParams(temperature=0.0)))
+    block = EMPTY_BLOCK
     try:
-        answer = engine.submit(Verify(_PROBE_SESSION, 1, 1, 1, log.hash_at(1)))
-        answers = [] if answer is not None else engine.step()
-        if not (len(answers) == 1 and isinstance(answers[0], Verified)):
-            raise ModelError(f"the model generates no token: {answer or answers}", field="model")
+        for number in (1, 2):
+            command = Verify(
+                _PROBE_SESSION, 1, number, len(log), log.hash_at(len(log)), block=block, next_depth=_PROBE_DEPTH
+            )
+            answer = engine.submit(command)
+            answers = [] if answer is not None else engine.step()
+            if not (len(answers) == 1 and isinstance(answers[0], Verified)):
+                raise ModelError(f"the model generates no token: {answer or answers}", field="model")
+            log.extend(answers[0].tokens)
+            block = answers[0].next_block
+        if engine.self_drafting.num_failures:
+            raise ModelError(
+                "drafting inside the verifier fails, see the log above: give another self_draft_model, or set "
+                "self_draft_method to none",
+                field="self_draft_model",
+            )
     finally:
         engine.close(_PROBE_SESSION)

@@ -38,6 +38,18 @@ class VerifierSettings(ModelServiceSettings):
     gather_window_ms: float = Field(default=3.0, ge=0, le=100)
     """How long a pass waits for sessions that the last one answered and that are usually back by then, in milliseconds;
     never longer than a pass takes. 0 for no waiting."""
+    self_draft_method: Literal["none", "ngram", "medusa", "eagle", "eagle3"] = "none"
+    """Method by which the verifier drafts by itself: the next block comes with each verdict, without a drafter."""
+    self_draft_model: str = ""
+    """Checkpoint of `self_draft_method`, trained for this target: a folder; not needed for ngram."""
+    self_draft_kv_bytes: int = Field(default=256 * 2**20, ge=2**20)
+    """Memory for key/value rows of an EAGLE head, in bytes."""
+    eagle_topk: int = Field(default=1, ge=1, le=64)
+    """Candidates per node of an EAGLE tree; 1 drafts chains."""
+    num_draft_tokens: int = Field(default=16, ge=1)
+    """Most tokens of an EAGLE tree; at most `max_draft_tokens`."""
+    medusa_tree: str = "derived:16"
+    """Shape of a Medusa tree: chain:N, derived:N (N nodes by the heads' accuracies), classic_63, or nodes: 0,1,0.0."""
     orphan_ttl_ms: int = Field(default=10_000, ge=0)
     """How long a session outlives its stream, in milliseconds."""
     stall_timeout_s: float = Field(default=120.0, gt=0)

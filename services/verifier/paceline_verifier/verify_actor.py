@@ -39,6 +39,7 @@ from paceline.runtime.replica_actor import ActorLimits, Letter, ReplicaActor
 from paceline.text.validation import validate_sampling
 from paceline_verifier.gather import GatherWindow
 from paceline_verifier.scheduling_counters import SchedulingCounters
+from paceline_verifier.self_draft_counters import SelfDraftCounters
 
 _US_PER_S = 1_000_000
 
@@ -93,6 +94,7 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
         self._sessions: dict[str, _Session] = {}
         self._gather = GatherWindow(gather_window_s, clock)
         self._scheduling = SchedulingCounters(self.meter.registry)
+        self._self_drafting = SelfDraftCounters(self.meter.registry)
         self._num_tokens = Counter(
             "paceline_verified_tokens",
             "Tokens that verdicts gave: the accepted drafts and one more each.",
@@ -201,6 +203,7 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
         """Keeps and sends the verdicts; one whose command was taken back or taken over is dropped."""
         now_s = self.clock()
         self._scheduling.count(self._engine.scheduling)
+        self._self_drafting.count(self._engine.self_drafting)
         for answer in result:
             session = self._sessions.get(answer.session)
             running = None if session is None else session.running

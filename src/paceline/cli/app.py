@@ -22,7 +22,7 @@ from paceline.cli.train import train_app
 from paceline.errors import PacelineError
 from paceline.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, exit_code
 from paceline.messages import AcceptanceRule
-from paceline.method_names import METHOD_NAMES
+from paceline.method_names import POOL_METHODS
 
 
 class ErrorsInOneLine(TyperGroup):
@@ -116,7 +116,7 @@ def up(
         str, typer.Option(help="Draft model: int8 or int4 for a quantised copy of the target, or as --model.")
     ] = "int8",
     method: Annotated[
-        str, typer.Option(help=f"One of {', '.join(METHOD_NAMES)}, or a chain such as ngram,draft_model.")
+        str, typer.Option(help=f"One of {', '.join(POOL_METHODS)}, or a chain such as ngram,draft_model.")
     ] = "draft_model",
     num_speculative_tokens: Annotated[int, typer.Option(min=0, help="Draft tokens per block; 0: no drafter.")] = 4,
     verifiers: Annotated[int, typer.Option(min=1, help="Verifier processes.")] = 1,

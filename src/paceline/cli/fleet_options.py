@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline.cli.cores import is_cpu
 from paceline.errors import InvalidArgument
-from paceline.method_names import METHOD_NAMES
+from paceline.method_names import POOL_METHODS, where_else
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_PORT = 7400
@@ -86,10 +86,10 @@ class FleetOptions:
                 f"--port and --http-port are both {self.port}: the gateway needs two; 0 takes a free one",
                 field="http_port",
             )
-        unknown = set(self.methods) - set(METHOD_NAMES)
+        unknown = set(self.methods) - set(POOL_METHODS)
         if unknown or not self.methods:
             raise InvalidArgument(
-                f"--method {self.method!r}: a comma-separated list of {', '.join(METHOD_NAMES)}",
+                f"--method {self.method!r}: a comma-separated list of {', '.join(POOL_METHODS)}{where_else(unknown)}",
                 field="method",
             )
         if self.copy_bits and not is_cpu(self.drafter_device):

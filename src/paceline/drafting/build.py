@@ -15,7 +15,7 @@ from paceline.drafting.onnx_runner import OnnxDraftRunner, is_onnx_model
 from paceline.drafting.torch_runner import TorchDraftRunner
 from paceline.engine.runner_options import Quantization, RunnerChoice, RunnerOptions
 from paceline.errors import ConfigurationError
-from paceline.method_names import METHOD_NAMES
+from paceline.method_names import POOL_METHODS, where_else
 from paceline.model_source import Progress, resolve
 from paceline.quantize import Bits, quantize
 from paceline.text.tokenizer import Tokenizer
@@ -85,10 +85,12 @@ def build_method(settings: MethodSettings, progress: Progress = lambda _line: No
         ConfigurationError: a method is unknown, `draft_model` is missing, or an extra is not installed.
         NotFound, Unavailable, ModelError: the model cannot be found, fetched or loaded.
     """
-    unknown = [name for name in settings.methods if name not in METHOD_NAMES]
+    unknown = [name for name in settings.methods if name not in POOL_METHODS]
     if unknown or not settings.methods:
         raise ConfigurationError(
-            f"drafting methods {list(settings.methods)}: name one or more of {', '.join(METHOD_NAMES)}", field="methods"
+            f"drafting methods {list(settings.methods)}: name one or more of {', '.join(POOL_METHODS)}"
+            + where_else(unknown),
+            field="methods",
         )
     methods = [_one_method(name, settings, progress) for name in settings.methods]
     return methods[0] if len(methods) == 1 else FallbackMethod(methods)

@@ -57,6 +57,7 @@ class RunnerInfo:
         dtype: of weights and rows.
         runner: which code runs it: "native" or "transformers".
         quantization: of the weights; "none" for a target.
+        feature_bytes: of `kv_bytes`, memory of the features that drafting methods build on.
     """
 
     vocab_size: int
@@ -68,6 +69,7 @@ class RunnerInfo:
     dtype: str
     runner: str
     quantization: str = "none"
+    feature_bytes: int = 0
 
 
 class ModelRunner(Protocol):

@@ -108,4 +108,5 @@ def describe(
         dtype=str(rows.dtype).removeprefix("torch."),
         runner=runner.value,
         quantization=options.quantization.value,
+        feature_bytes=0 if options.taps is None else rows.nbytes,
     )

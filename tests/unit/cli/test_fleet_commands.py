@@ -15,7 +15,7 @@ from paceline.cli.fleet_commands import FleetCommands
 from paceline.cli.fleet_options import FleetOptions
 from paceline.cli.prepare import Prepared
 from paceline.errors import InvalidArgument
-from paceline.method_names import METHOD_NAMES
+from paceline.method_names import POOL_METHODS
 from paceline.runtime.settings import load_settings
 
 _PREPARED = Prepared("/models/target", "/models/copy")
@@ -122,7 +122,7 @@ def test_a_fallback_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drafter.method == ("ngram", "draft_model")
 
 
-@pytest.mark.parametrize("method", METHOD_NAMES)
+@pytest.mark.parametrize("method", POOL_METHODS)
 def test_every_method_that_can_be_built_can_be_asked_for(method: str) -> None:
     FleetOptions(method=method).check()
 

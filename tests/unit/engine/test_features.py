@@ -145,6 +145,7 @@ def test_features_are_charged_to_the_byte_and_cost_nothing_when_not_wanted(kind:
         runner = make(kind, tiny_llama, taps)
         row_bytes = 4 * (kv_numbers + width)
         assert runner.info.kv_bytes_per_token == row_bytes
+        assert runner.info.feature_bytes == 4 * width * runner.pool.capacity_tokens
         assert runner.pool.capacity_tokens == (1 << 20) // (4 * row_bytes) * 4
         assert runner.info.kv_bytes == runner.pool.capacity_tokens * row_bytes
         assert sum(group.nbytes for group in runner.pool.groups) == runner.info.kv_bytes

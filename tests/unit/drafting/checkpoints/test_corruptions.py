@@ -102,6 +102,13 @@ def test_an_option_where_nobody_reads_it_is_refused(name: str, tmp_path: Path) -
     assert caught.value.field == option
 
 
+def test_options_are_found_however_deep_they_are_nested(tmp_path: Path) -> None:
+    sample = samples.eagle3()
+    sample.config["tools"] = [{"head": {"options": {"norm_output": True}}}]
+    with pytest.raises(ConfigurationError, match=r"norm_output is nested in tools\[0\].head.options,"):
+        sample.load_from(tmp_path)
+
+
 def test_every_layout_is_in_the_tables() -> None:
     assert _SPOILT_KEYS.keys() == samples.ALL.keys()
     without_options = {"draft_vocabulary"}

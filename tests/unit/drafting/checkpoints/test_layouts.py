@@ -115,7 +115,8 @@ def test_draft_vocabulary(tmp_path: Path) -> None:
 
 def test_shards_are_joined_and_must_be_complete(tmp_path: Path) -> None:
     sample = samples.speculators_eagle3()
-    sample.write(tmp_path)
+    save_file({"fc.weight": sample.tensors["fc.weight"]}, tmp_path / "outside.safetensors")
+    tmp_path = sample.write(tmp_path / "head")
     whole = (tmp_path / "model.safetensors").rename(tmp_path / "whole.safetensors")
     names = sorted(sample.tensors)
     places = {name: f"model-{1 + (index % 2)}-of-2.safetensors" for index, name in enumerate(names)}
@@ -125,8 +126,8 @@ def test_shards_are_joined_and_must_be_complete(tmp_path: Path) -> None:
     index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
     whole.unlink()
     assert sample.load(tmp_path, TARGET)
-    index.write_text(json.dumps({"weight_map": places | {"fc.weight": "../model.safetensors"}}))
-    with pytest.raises(ModelError, match=r"not beside it: \.\./model.safetensors"):
+    index.write_text(json.dumps({"weight_map": places | {"fc.weight": "../outside.safetensors"}}))
+    with pytest.raises(ModelError, match=r"not beside it: \.\./outside.safetensors"):
         sample.load(tmp_path, TARGET)
     index.write_text(json.dumps({"weight_map": {name: file for name, file in places.items() if name != "fc.weight"}}))
     with pytest.raises(ModelError, match=r"do not hold the same tensors \(fc.weight\)"):

@@ -94,6 +94,15 @@ def test_a_draft_vocabulary_comes_back(tmp_path: Path) -> None:
     assert torch.equal(again, d2t)
 
 
+def test_who_reads_while_a_file_is_replaced_reads_the_old_one_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    write_json(path, {"old": True})
+    with path.open() as reader:
+        write_json(path, {"new": True})
+        assert "old" in reader.read()
+    assert "new" in path.read_text()
+
+
 def test_what_fails_leaves_the_old_file_and_no_scraps(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     write_json(path, {"kept": True})

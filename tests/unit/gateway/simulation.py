@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from paceline_gateway.effects import Commit, Fail, Find, Finish, Lane, Leave, Measured, Replica, Send
+from paceline_gateway.effects import Commit, Fail, Fetch, Find, Finish, Lane, Leave, Measured, Replica, Send
 from paceline_gateway.plan import GenerationPlan, Patience
 from paceline_gateway.round_loop import RoundLoop
 from paceline_gateway.round_record import RoundRecord, RoundTimes
@@ -196,6 +196,7 @@ class Simulation:
         waiting: per lane, the events that were not delivered yet.
         committed: all committed tokens of the generation.
         records: what its rounds cost and brought.
+        fetches: features that are to be brought to the drafter, and were not yet.
         finish: how it ended; None while it runs.
         error: the error that ended it, if one did.
     """
@@ -252,6 +253,7 @@ class Simulation:
         self.commits: list[Commit] = []
         self.records: list[RoundRecord] = []
         self.terminal: list[Finish | Fail] = []
+        self.fetches: list[Fetch] = []
         self.loop = RoundLoop(plan, Committer(tokenizer, end, prompt), self.patience, self.now)
 
     @property
@@ -287,7 +289,10 @@ class Simulation:
         match effect:
             case Find():
                 self.seeking[effect.lane] = effect
+            case Fetch():
+                self.fetches.append(effect)
             case Leave():
+                self.fetches.clear()
                 self.seeking.pop(effect.lane, None)
                 replica = self._replica(effect.lane)
                 if replica is not None:

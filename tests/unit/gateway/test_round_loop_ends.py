@@ -97,7 +97,7 @@ def test_no_order_of_events_and_no_fault_changes_the_text(
     for _ in range(data.draw(st.integers(0, 40))):
         if simulation.terminal:
             break
-        _random_step(simulation, data)
+        random_step(simulation, data)
     for lane in Lane:
         simulation.mend_link(lane)
     simulation.available = {Lane.VERIFIER: ["v0", "v1"], Lane.DRAFTER: ["d0"]}
@@ -110,7 +110,7 @@ def test_no_order_of_events_and_no_fault_changes_the_text(
     assert not simulation.drafter.sessions
 
 
-def _random_step(simulation: Simulation, data: st.DataObject) -> None:
+def random_step(simulation: Simulation, data: st.DataObject) -> None:
     lane = data.draw(st.sampled_from(list(Lane)))
     match data.draw(st.sampled_from(["deliver"] * 6 + ["twice", "break", "mend", "restart", "forget", "wait", "move"])):
         case "deliver" if simulation.waiting[lane]:

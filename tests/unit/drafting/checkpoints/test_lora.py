@@ -66,3 +66,24 @@ def test_what_is_no_plain_lora_is_refused(change: dict[str, Any], tmp_path: Path
     with pytest.raises(ConfigurationError) as caught:
         load_lora(sample.write(tmp_path))
     assert caught.value.field == next(iter(change))
+
+
+def test_the_sum_is_that_of_peft(tiny_llama: Path, tmp_path: Path) -> None:
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    adapted = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(tiny_llama),
+        LoraConfig(r=3, lora_alpha=5, target_modules=["q_proj", "down_proj"], init_lora_weights=False),
+    )
+    adapted.save_pretrained(str(tmp_path))
+    theirs = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tiny_llama), str(tmp_path)
+    ).merge_and_unload()
+    ours = AutoModelForCausalLM.from_pretrained(tiny_llama)
+    adapter = load_lora(tmp_path)
+    assert len(adapter.pairs) == 2 * ours.config.num_hidden_layers
+    merge_lora(ours, adapter)
+    expected = dict(theirs.named_parameters())
+    for name, weight in ours.named_parameters():
+        torch.testing.assert_close(weight, expected[name])

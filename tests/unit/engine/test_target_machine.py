@@ -1,19 +1,25 @@
 """Random storms of commands on the target engine: every session gets the tokens of its own plain decoding.
 
-The pool holds two long sessions, so that they take rows from one another; many prompts begin alike.
+The pool holds two long sessions, so that they take rows from one another; many prompts begin alike. The engine drafts
+by itself too, badly, with a drafter that checks that every row of features belongs to its token.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from paceline.engine.features import FeatureTaps
 from paceline.engine.local import LocalRequest, generate
+from paceline.engine.self_draft import SelfDraft, SelfDraftJob
 from paceline.engine.target import TargetEngine, TargetOptions
 from paceline.errors import CapacityExceeded
-from paceline.messages import NeedTokens, SamplingParams, Verified
-from paceline.speculation.tree import DraftTree
+from paceline.messages import NeedTokens, SamplingParams, Verified, Verify
+from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
 from tests.fakes.toy_runner import ToyRunner, hash_law
 from tests.unit.engine.rounds import Owner
 
@@ -23,8 +29,30 @@ PREFIX = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8)
 NUM_PAGES, PAGE_TOKENS = 18, 3
 
 
+class CheckingDrafter:
+    """Drafts nonsense for sessions whose features are those of their tokens; otherwise it fails, which is counted."""
+
+    method = "checking"
+    taps = FeatureTaps()
+    weights_bytes = kv_bytes = 0
+
+    def __init__(self) -> None:
+        self.known: set[str] = set()
+
+    def draft(self, jobs: Sequence[SelfDraftJob]) -> list[SelfDraft]:
+        for job in jobs:
+            assert job.features is not None
+            rows = job.features.read(0, len(job.tokens) - 1).tolist()
+            assert rows == [[token, position] for position, token in enumerate(job.tokens[:-1])]
+            self.known.add(job.session)
+        return [SelfDraft(DraftTree.chain(job.tokens[-job.max_depth :])) for job in jobs]
+
+    def forget(self, session: str) -> None:
+        self.known.discard(session)
+
+
 class Session(Owner):
-    """An owner that knows what plain decoding gives it."""
+    """An owner that knows what plain decoding gives it, and asks for blocks that it does not use."""
 
     def __init__(self, engine: TargetEngine, prompt: tuple[int, ...], sampling: SamplingParams, name: str) -> None:
         super().__init__(engine, prompt, sampling, name)
@@ -32,6 +60,9 @@ class Session(Owner):
         self.prompt_len = len(prompt)
         self.truth = [*prompt, *generate(solo, [LocalRequest(prompt, sampling, NUM_TOKENS)])[0].tokens]
         self.waiting = False
+
+    def command(self, block: DraftTree = EMPTY_BLOCK, catch_up: int = 0) -> Verify:
+        return replace(super().command(block, catch_up), next_depth=2)
 
     @property
     def done(self) -> bool:
@@ -42,10 +73,12 @@ class TargetMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
+        self.drafter = CheckingDrafter()
         self.engine = TargetEngine(
             ToyRunner(LAW, 12, page_tokens=PAGE_TOKENS, num_pages=NUM_PAGES, max_model_len=NUM_PAGES * PAGE_TOKENS),
             options=TargetOptions(max_sessions=5, max_batch_tokens=14, max_draft_tokens=5),
             clock=lambda: self.now_s,
+            self_drafter=self.drafter,
         )
         self.sessions: dict[str, Session] = {}
         self.num_opened = 0
@@ -144,6 +177,8 @@ class TargetMachine(RuleBasedStateMachine):
     def every_token_is_the_session_s_own(self) -> None:
         self.engine.check_integrity()
         assert self.engine.num_sessions == len(self.sessions)
+        assert self.engine.self_drafting.num_failures == 0
+        assert self.drafter.known <= self.sessions.keys()
         for session in self.sessions.values():
             kept = session.log.slice(0, len(session.truth))
             assert list(kept) == session.truth[: len(kept)]

@@ -27,6 +27,7 @@ from paceline.kv_usage import KvUsage
 from paceline.messages import (
     Evicted,
     Failed,
+    Features,
     Open,
     Opened,
     Verified,
@@ -163,6 +164,23 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
             session.running = _Running(command, letter.arrived_s, self.clock())
         else:
             letter.stream.send(answer)
+
+    async def read_features(self, session: str, epoch: int, first_row: int, num_rows: int) -> Features:
+        """Features of rows [first_row, first_row + num_rows), from the first on as many as a message holds.
+
+        Raises:
+            NotFound: the session is not open.
+            Fenced: another epoch owns it.
+            PacelineError: the rows cannot be read; says why.
+        """
+
+        def read() -> Features:
+            held = self._sessions.get(session)
+            if held is not None and held.epoch != epoch:
+                raise Fenced(f"epoch {held.epoch} owns session {session}, not {epoch}", field="epoch")
+            return self._engine.features(session, first_row, num_rows)
+
+        return await self.between_passes(read)
 
     def _end_running(self, session: _Session, reason: PacelineError) -> None:
         """Answers the open verify with a failure; should the engine still judge it, the verdict is dropped."""

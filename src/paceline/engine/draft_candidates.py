@@ -83,22 +83,26 @@ def _in_draft_ids(
         known = (ids >= 0) & (ids < vocab_size)
         return torch.where(known, to_column[torch.where(known, ids, 0)], -1).tolist()
 
+    contexts: dict[int, list[int]] = {}  # the nodes of a tree have one in common
     translated = []
     for row in rows:
         sampling = row.sampling
-        biases = zip(columns_of(list(sampling.logit_bias)), sampling.logit_bias.values(), strict=True)
-        translated.append(
-            replace(
+        if sampling.logit_bias or sampling.stop_token_ids:
+            biases = zip(columns_of(list(sampling.logit_bias)), sampling.logit_bias.values(), strict=True)
+            row = replace(
                 row,
                 sampling=replace(
                     sampling,
                     logit_bias={column: bias for column, bias in biases if column >= 0},
                     stop_token_ids=tuple(columns_of(sampling.stop_token_ids)),
                 ),
-                context=columns_of(row.context),
-                drafted=columns_of(row.drafted),
             )
-        )
+        if (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (1, 0, 0):
+            # Without penalties only the number of tokens counts.
+            if id(row.context) not in contexts:
+                contexts[id(row.context)] = columns_of(row.context)
+            row = replace(row, context=contexts[id(row.context)], drafted=columns_of(row.drafted))
+        translated.append(row)
     return translated, tuple(columns_of(eos_token_ids))
 
 

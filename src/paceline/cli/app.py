@@ -308,9 +308,22 @@ def doctor(
     port: Port = DEFAULT_PORT,
     http_port: HttpPort = DEFAULT_HTTP_PORT,
     redis_url: Annotated[str, typer.Option(help="Check this Redis instead of the embedded one.")] = "",
+    drafter: Annotated[
+        str, typer.Option(help="Check this head or draft model instead of the machine: a folder; needs --target.")
+    ] = "",
+    target: Annotated[str, typer.Option(help="What it drafts for: a hub id, a folder or the built-in name.")] = "",
+    min_acceptance: Annotated[
+        float, typer.Option(min=0, max=1, help="Least share of its first drafts that the target must accept.")
+    ] = 0.2,
     json_output: Json = False,
 ) -> None:
-    """Checks this machine and says what to do; exit code 1 if something is missing."""
+    """Checks this machine, or with --drafter a drafter, and says what to do; exit code 1 if something is amiss."""
+    if drafter or target:
+        from paceline.cli.drafter_check import DrafterCheckOptions, run_drafter_check
+
+        check = DrafterCheckOptions(drafter, target, verifier_device, min_acceptance=min_acceptance)
+        with errors_as_json(json_output):
+            raise typer.Exit(run_drafter_check(check, json_output=json_output))
     from paceline.cli.doctor import DoctorOptions, run_doctor
 
     options = DoctorOptions(model, verifier_device, drafter_device, port, http_port, redis_url)

@@ -11,6 +11,7 @@ import typer
 
 from paceline.cli.console import errors_as_json
 from paceline.training.options import (
+    CollectOptions,
     DraftModelOptions,
     Eagle3Options,
     EagleOptions,
@@ -64,6 +65,18 @@ def _parameter(entry: Field[Any], annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(
         entry.name, inspect.Parameter.KEYWORD_ONLY, default=entry.default, annotation=Annotated[kind, option]
     )
+
+
+@train_app.command()
+@takes(CollectOptions)
+def collect(options: CollectOptions, json_output: bool) -> None:
+    """Collects the target's answers to prompts: what all trainers learn from.
+
+    Stopped at any time, it goes on where it was when the same command is given again.
+    """
+    from paceline.cli.train_run import run_collect
+
+    run_collect(options, json_output=json_output)
 
 
 @train_app.command()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from paceline.cli.console import err, out, to_json
 from paceline.errors import ConfigurationError
-from paceline.training.options import TrainOptions
+from paceline.training.options import CollectOptions, TrainOptions
 from paceline.training.status import Status
+
+if TYPE_CHECKING:
+    from paceline.training.collect import CollectStatus
 
 _LINE_EVERY_S = 30.0
 """Where no terminal shows a moving line, a line is printed so often."""
@@ -39,6 +43,25 @@ def run_train(options: TrainOptions, *, json_output: bool) -> None:
         markup=False,
     )
     out().print(str(result.folder), markup=False)
+
+
+def run_collect(options: CollectOptions, *, json_output: bool) -> None:
+    """Collects to the end and prints the folder; progress goes to standard error.
+
+    Raises:
+        ConfigurationError: a package that the engine needs is missing.
+    """
+    try:
+        from paceline.training.collect import collect
+    except ModuleNotFoundError as error:
+        raise missing_package(error) from error
+    with StatusLine(err()) as line:
+        made = collect(options, on_status=line.show_collected, progress=line.say)
+    if json_output:
+        out().print(to_json(made), markup=False)
+        return
+    err().print(f"{made.prompts} answers, {made.new_tokens} new tokens in {made.seconds:.0f} s", markup=False)
+    out().print(str(made.folder), markup=False)
 
 
 def missing_package(error: ModuleNotFoundError) -> ConfigurationError:
@@ -77,11 +100,19 @@ class StatusLine:
         self._console.print(text, markup=False, style="dim")
 
     def show(self, status: Status) -> None:
-        """The newest status."""
-        text = describe(status)
-        self._progress.update(self._task, completed=status.share, description=text)
+        """The newest status of a training run."""
+        self._show(describe(status), status.share, important=status.evaluated)
+
+    def show_collected(self, status: CollectStatus) -> None:
+        """The newest status of a collection."""
+        speed = f" | {status.new_tokens / status.seconds:.0f} tok/s" if status.seconds else ""
+        text = f"{status.done} of {status.total} answers{speed}"
+        self._show(text, status.done / status.total, important=status.done == status.total)
+
+    def _show(self, text: str, share: float, *, important: bool) -> None:
+        self._progress.update(self._task, completed=share, description=text)
         now_s = time.monotonic()
-        if not self._console.is_terminal and (status.evaluated or now_s - self._printed_s >= _LINE_EVERY_S):
+        if not self._console.is_terminal and (important or now_s - self._printed_s >= _LINE_EVERY_S):
             self._printed_s = now_s
             self.say(text)
 

@@ -208,3 +208,31 @@ class LayerSkipOptions(TrainOptions):
     rotation: Annotated[int, Help("rotational: every so many layers.", minimum=1)] = 4
     exit_scale: Annotated[float, Help("Weight of early layers' losses beside the last one's.", minimum=0)] = 0.2
     exit_share: Annotated[float, Help("fixed: share of the loss that is the exit layer's.", minimum=0)] = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectOptions:
+    """Options of `collect`."""
+
+    target: Annotated[str, Help("Target: a hub id, a folder, a .gguf file or the built-in name.")] = (
+        "smollm2-135m-instruct"
+    )
+    prompts: Annotated[
+        Path | None,
+        Help("File of prompts: one per line, or .jsonl with prompt or messages; default: prompts made from templates."),
+    ] = None
+    out: Annotated[Path, Help("Folder of the answers; a collection that was stopped goes on from there.")] = Path(
+        "corpus"
+    )
+    limit: Annotated[int, Help("Take only so many prompts; 0: all.", minimum=0)] = 0
+    chat: Annotated[bool, Help("Apply the target's chat template, or continue the bare text.")] = True
+    max_new_tokens: Annotated[int, Help("Most tokens of an answer.", minimum=1)] = 300
+    greedy_share: Annotated[float, Help("Share of the prompts answered greedily.", minimum=0)] = 0.5
+    temperatures: Annotated[str, Help("Temperatures of the others, in turn.")] = "0.6,0.9"
+    sessions: Annotated[int, Help("Answers under way at once.", minimum=1)] = 48
+    shard_size: Annotated[int, Help("Prompts per file; what is under way when it is stopped is lost.", minimum=1)] = 64
+    kv_mb: Annotated[int, Help("Memory for key/value rows, in MiB.", minimum=1)] = 1024
+    dtype: Annotated[str, Help("Type of the weights: float32, bfloat16 or float16.")] = "float32"
+    device: Annotated[str, Help("cpu, cuda or cuda:N.")] = "cpu"
+    threads: Annotated[int, Help("CPU threads; 0: all cores.", minimum=0)] = 0
+    seed: Annotated[int, Help("Seed of the sampled answers.")] = 0

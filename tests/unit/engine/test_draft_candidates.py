@@ -58,7 +58,7 @@ PARAMS = st.builds(
 
 
 class TestLaw:
-    @settings(max_examples=80)
+    @settings(max_examples=50)
     @given(sampling=PARAMS, drafted=st.lists(st.integers(0, 9), max_size=3), num=st.integers(1, 12))
     def test_is_brute_force_and_begins_with_the_draft_token(
         self, sampling: SamplingParams, drafted: list[int], num: int
@@ -163,7 +163,7 @@ class TestRows:
 
 
 class TestDraftVocabulary:
-    @settings(max_examples=60)
+    @settings(max_examples=40)
     @given(sampling=PARAMS, drafted=st.lists(st.integers(0, 9), max_size=3), data=st.data())
     def test_is_the_whole_vocabulary_with_all_other_tokens_far_below(
         self, sampling: SamplingParams, drafted: list[int], data: st.DataObject
@@ -196,7 +196,7 @@ def test_siblings_that_share_the_noise_hold_the_target_s_choice_more_often() -> 
     target = ToyModel(60, seed=3)
     drafter = target.blurred(0.7)
     hits = {"shared": 0, "likeliest": 0, "independent": 0}
-    for seed in range(200):
+    for seed in range(150):
         context = [seed % 60]
         (wanted,) = draft_tokens(
             target.logits(context)[None], [DraftRow(SamplingParams(seed=seed), context)], vocab_size=60

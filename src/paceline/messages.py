@@ -157,7 +157,7 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a replica serves. Of its memory a verifier that drafts by itself spends `drafting_bytes` on that.
+    """What a replica serves. Of its memory a verifier spends `drafting_bytes` on drafting by itself and on features.
 
     `features` are those that a verifier serves, or that a drafter cannot draft without.
     """

@@ -13,6 +13,10 @@ METHOD_NAMES = ("draft_model", "ngram", "medusa", "eagle", "eagle3", "layerskip"
 POOL_METHODS = ("draft_model", "ngram")
 """Methods that a drafter may be told to use, alone or in a chain."""
 
+HEAD_METHODS = ("medusa", "eagle", "eagle3")
+"""Methods of a head that builds on the target's hidden states: a drafter may be told to use one if its verifiers serve
+these, and if it is given the head."""
+
 SELF_DRAFT_METHODS = ("ngram", "medusa", "eagle", "eagle3")
 """Methods that a verifier may be told to use."""
 

@@ -96,11 +96,15 @@ class FeatureStore:
         """Memory of all sessions."""
         return sum(held.buffer.nbytes for held in self._sessions.values())
 
+    def zeros(self, num_rows: int) -> torch.Tensor:  # [num_rows, width]
+        """Rows of nobody, as a method reads them."""
+        return torch.zeros(num_rows, self.wanted.width, dtype=self._dtype, device=self._device)
+
     def of(self, session: str) -> SessionFeatures:
         """What a session holds, perhaps nothing."""
         held = self._sessions.pop(session, None)
         if held is None:
-            held = SessionFeatures(torch.empty(0, self.wanted.width, dtype=self._dtype, device=self._device))
+            held = SessionFeatures(self.zeros(0))
         self._sessions[session] = held
         return held
 
@@ -162,7 +166,7 @@ class FeatureStore:
             self._drop_oldest(held, max(room - num_new, 0))
             needed = held.num_held + num_new
         capacity = max(needed, min(max(2 * len(held.buffer), _FIRST_ROWS), room))
-        grown = torch.empty(capacity, self.wanted.width, dtype=self._dtype, device=self._device)
+        grown = self.zeros(capacity)
         grown[: held.num_held] = held.buffer[: held.num_held]
         held.buffer = grown
 

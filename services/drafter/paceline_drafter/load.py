@@ -9,7 +9,8 @@ import torch
 
 from paceline.drafting.build import MethodSettings, RunnerKind, build_method
 from paceline.drafting.draft_model import DraftSampleMethod
-from paceline.drafting.method import DraftJob, DraftMethod
+from paceline.drafting.method import DraftJob, DraftMethod, MethodInfo
+from paceline.engine.feature_bytes import feature_dtype, feature_format
 from paceline.engine.runner_options import Quantization
 from paceline.messages import DrafterCommand, DrafterEvent, ModelInfo, SamplingParams
 from paceline.model_source import default_name
@@ -17,6 +18,7 @@ from paceline.quantize import Bits
 from paceline.runtime.replica_actor import ActorLimits
 from paceline.runtime.replica_service import Replica
 from paceline_drafter.draft_actor import DraftActor, DraftLimits
+from paceline_drafter.feature_store import FeatureStore, SessionFeatures
 from paceline_drafter.settings import DrafterSettings
 
 logger = logging.getLogger(__name__)
@@ -35,8 +37,9 @@ def load_replica(settings: DrafterSettings) -> Replica[DrafterCommand, DrafterEv
     """
     torch.set_num_threads(settings.num_threads)
     method = build_method(method_settings(settings), progress=logger.info)
-    probe(method)
     facts = method.info
+    features = feature_store(facts, settings)
+    probe(method, features)
     logger.info(
         "drafting method loaded",
         extra={
@@ -58,6 +61,7 @@ def load_replica(settings: DrafterSettings) -> Replica[DrafterCommand, DrafterEv
         weights_bytes=facts.weights_bytes,
         kv_bytes=facts.kv_bytes,
         max_sessions=settings.max_sessions,
+        features=None if features is None else features.wanted,
     )
     draft_limits = DraftLimits(
         max_draft_tokens=settings.max_draft_tokens,
@@ -69,7 +73,20 @@ def load_replica(settings: DrafterSettings) -> Replica[DrafterCommand, DrafterEv
         orphan_ttl_s=settings.orphan_ttl_ms / 1000,
         stall_timeout_s=settings.stall_timeout_s,
     )
-    return Replica(DraftActor(method, draft_limits, limits), info, facts.vocabulary)
+    return Replica(DraftActor(method, draft_limits, limits, features=features), info, facts.vocabulary)
+
+
+def feature_store(facts: MethodInfo, settings: DrafterSettings) -> FeatureStore | None:
+    """Where the target's features are kept; None for a method that builds on none."""
+    if facts.taps is None:
+        return None
+    dtype = getattr(torch, settings.dtype)
+    return FeatureStore(
+        feature_format(facts.taps, facts.taps.width, feature_dtype(dtype)),
+        dtype=dtype,
+        device=torch.device(settings.device),
+        max_bytes=settings.feature_bytes,
+    )
 
 
 def method_settings(settings: DrafterSettings) -> MethodSettings:
@@ -77,6 +94,10 @@ def method_settings(settings: DrafterSettings) -> MethodSettings:
     return MethodSettings(
         methods=settings.method,
         draft_model=settings.model,
+        draft_head=settings.draft_head,
+        eagle_topk=settings.eagle_topk,
+        medusa_tree=settings.medusa_tree,
+        max_draft_tokens=settings.max_draft_tokens,
         runner=RunnerKind(settings.runner),
         bits=Bits(settings.quantize_bits),
         quantization=Quantization(settings.quantization),
@@ -93,11 +114,19 @@ def method_settings(settings: DrafterSettings) -> MethodSettings:
     )
 
 
-def probe(method: DraftMethod) -> None:
-    """Drafts once, so that whatever cannot work fails now; finding nothing is no failure."""
+def probe(method: DraftMethod, features: FeatureStore | None = None) -> None:
+    """Drafts once, so that whatever cannot work fails now; finding nothing is no failure.
+
+    Args:
+        method: what drafts.
+        features: for a method that builds on the target's: here on zeros.
+    """
     method.open(_PROBE_SESSION)
     try:
         job = DraftJob(_PROBE_SESSION, _PROBE_CONTEXT, _PROBE_DEPTH, SamplingParams(temperature=0.0))
+        if features is not None:
+            num_rows = len(_PROBE_CONTEXT) - 1
+            job.features = SessionFeatures(features.zeros(num_rows), num_rows=num_rows)
         for _ in range(_PROBE_STEPS):
             if not job.done:
                 method.advance([job])

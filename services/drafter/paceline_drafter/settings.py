@@ -18,7 +18,10 @@ class DrafterSettings(ModelServiceSettings):
     method: Annotated[tuple[str, ...], NoDecode] = ("draft_model",)
     """Drafting methods in order of preference, such as ngram,draft_model: the next one where one finds nothing."""
     model: str = ""
-    """Draft model: a folder, GGUF file, hub id or built-in name; not needed for ngram."""
+    """Draft model: a folder, GGUF file, hub id or built-in name; not needed for ngram. For medusa, eagle and eagle3 the
+    target, of which only embedding and output layer are loaded."""
+    draft_head: str = ""
+    """Head of medusa, eagle or eagle3, trained for the target: a folder. Verifiers must serve its features."""
     model_name: str = ""
     """Name of the target model that this drafter drafts for; empty takes the name of `model`."""
     runner: Literal["auto", "torch", "transformers", "onnx"] = "auto"
@@ -37,6 +40,12 @@ class DrafterSettings(ModelServiceSettings):
     """Most tokens of one pass; longer contexts are fed in steps."""
     max_draft_tokens: int = Field(default=16, ge=1)
     """Most tokens of one proposal."""
+    eagle_topk: int = Field(default=1, ge=1, le=64)
+    """Candidates per node of an EAGLE tree, which has up to `max_draft_tokens` nodes; 1 drafts chains."""
+    medusa_tree: str = "derived:16"
+    """Shape of a Medusa tree: chain:N, derived:N (N nodes by the heads' accuracies), classic_63, or nodes: 0,1,0.0."""
+    feature_bytes: int = Field(default=256 * 2**20, ge=2**20)
+    """Memory for the target's hidden states that medusa, eagle and eagle3 draft from, in bytes, for all sessions."""
     draft_sample_method: Literal["probabilistic", "greedy"] = "probabilistic"
     """Drafts of draft_model under the rule ratio: drawn, and sent with probabilities; or its best tokens."""
     prompt_lookup_min: int = Field(default=3, ge=1)

@@ -100,13 +100,18 @@ class DrafterLane:
         self._seek_at = None
         self.attachment.seek(now, avoid=self.attachment.address)
 
-    def found(self, replica: Replica) -> None:
-        """A drafter is there: it is told all committed tokens, unless they have outgrown its context."""
+    def found(self, replica: Replica, features_bytes: int = 0) -> None:
+        """A drafter is there: it is told all committed tokens, unless they have outgrown its context.
+
+        Args:
+            replica: the drafter.
+            features_bytes: what the verifier holds so that drafters can build on it.
+        """
         self.attachment.found(replica)
         if 0 < replica.info.max_model_len <= len(self._log):
             self.end()
             return
-        self._evidence.uses_memory(replica.memory_bytes)
+        self._evidence.uses_memory(replica.memory_bytes + (features_bytes if self.needs_features else 0))
         self._open()
 
     def _open(self) -> None:

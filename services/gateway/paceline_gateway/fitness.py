@@ -18,6 +18,9 @@ _HASH_CHARS = 12
 AskVocabulary = Callable[[], Awaitable[Mapping[int, str]]]
 """Asks the replica for its vocabulary; raises `PacelineError`."""
 
+AskFeatures = Callable[[], Awaitable[tuple[FeatureFormat | None, ...]]]
+"""Tells the features that each verifier serves; nothing as long as there is no verifier."""
+
 Check = Callable[[str, ModelInfo, AskVocabulary], Awaitable[None]]
 """Raises `ConfigurationError` for a replica, named by its address, that does not fit."""
 
@@ -28,14 +31,14 @@ class Fitness:
     Args:
         model: name of the target that the gateway offers.
         tokenizer: the gateway's.
-        served: the features that each verifier serves that is ready now.
+        served: asks which features each verifier serves; None where nobody knows.
     """
 
     def __init__(
         self,
         model: str,
         tokenizer: Tokenizer,
-        served: Callable[[], tuple[FeatureFormat | None, ...]] = lambda: (),
+        served: AskFeatures | None = None,
     ) -> None:
         self.model = model
         self._tokenizer = tokenizer
@@ -65,7 +68,7 @@ class Fitness:
                 field="model_name",
             )
         if lane is Lane.DRAFTER:
-            self._check_features(address, info)
+            await self._check_features(address, info)
         if lane is Lane.DRAFTER and not info.tokenizer_hash:
             return
         if info.tokenizer_hash != self._tokenizer.fingerprint:
@@ -74,16 +77,19 @@ class Fitness:
                 f"{lane.value} {address} has another tokenizer: {difference}; use models of one family", field="model"
             )
 
-    def _check_features(self, address: str, info: ModelInfo) -> None:
+    async def _check_features(self, address: str, info: ModelInfo) -> None:
         """Refuses a drafter that builds on features which no verifier serves; without a verifier nobody knows."""
-        served, wanted = self._served(), info.features
-        if wanted is None or not served or any(map(wanted.fits, served)):
+        wanted = info.features
+        if wanted is None or self._served is None:
+            return
+        served = await self._served()
+        if not served or any(map(wanted.fits, served)):
             return
         there = ", ".join(sorted({"none" if features is None else str(features) for features in served}))
         raise ConfigurationError(
             f"{Lane.DRAFTER.value} {address} builds on the target's features {wanted}, but verifiers serve {there}; "
-            "start the verifiers with the drafter's head as feature_head, or let them draft by themselves",
-            field="feature_head",
+            "give them what this drafter needs with served_features, or let them draft by themselves",
+            field="served_features",
         )
 
     async def _difference(self, address: str, info: ModelInfo, ask: AskVocabulary) -> str:

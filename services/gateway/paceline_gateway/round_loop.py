@@ -98,7 +98,7 @@ class RoundLoop:
                 self._choose_drafter(replica, now)
             else:
                 self._drafter_late = False
-                self.drafter.found(replica)
+                self.drafter.found(replica, self.verifier.drafting_bytes)
 
         self._do(step, now)
 
@@ -113,7 +113,7 @@ class RoundLoop:
             self.drafter.end()
         self._wants_drafter = wanted
         if self._plan.num_draft_tokens > 0 and self.verifier.drafts_itself:
-            self.evidence.uses_memory(verifier.info.drafting_bytes)
+            self.evidence.uses_memory(self.verifier.drafting_bytes)
 
     def lost(self, lane: Lane, now: float, gone: bool = False) -> None:
         """A replica's link is broken; one that is gone will not come back."""

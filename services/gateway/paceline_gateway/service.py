@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
@@ -14,6 +15,7 @@ import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from paceline.errors import ConfigurationError, PacelineError
+from paceline.messages import FeatureFormat
 from paceline.model_source import default_name, resolve
 from paceline.runtime.supervisor import Supervisor
 from paceline.runtime.telemetry import new_registry
@@ -43,6 +45,8 @@ from paceline_gateway.settings import MEMORY_STORE, GatewaySettings
 
 logger = logging.getLogger(__name__)
 
+_VERIFIERS_FIRST_S = 2.0
+"""How long a drafter that builds on features is not judged because no verifier is there yet."""
 _STOP_GRACE_S = 2.0
 """For sessions that are ended to write down that they were."""
 
@@ -132,7 +136,7 @@ class GatewayService:
             self.addresses["http"] = self._http.start(supervisor)
         tokenizer, template = await asyncio.to_thread(self._load_text)
         await self._check_store()
-        fitness = Fitness(self._model, tokenizer, lambda: self.verifiers.snapshot.features if self.verifiers else ())
+        fitness = Fitness(self._model, tokenizer, self._served_features)
         if settings.client_tls is not None:
             settings.client_tls.credentials()  # later a file that cannot be read is the trouble of a link
         self.verifiers, self.drafters = self._make_pools(fitness)
@@ -160,6 +164,15 @@ class GatewayService:
         pools = {Lane.VERIFIER: self.verifiers, Lane.DRAFTER: self.drafters}
         self.registry.register(GatewayGauges(self._model, self.sessions, pools, lambda: door.num_preparing))
         self.servicer.open(door)
+
+    async def _served_features(self) -> tuple[FeatureFormat | None, ...]:
+        """The features that verifiers serve; a drafter may come up a moment before them."""
+        if self.verifiers is None:
+            return ()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_VERIFIERS_FIRST_S):
+                await self.verifiers.wait_ready()
+        return self.verifiers.snapshot.features
 
     def _load_text(self) -> tuple[Tokenizer, ChatTemplate]:
         folder = resolve(self._settings.model, weights=False, progress=logger.info)

@@ -102,6 +102,12 @@ class VerifierLane:
         return replica is not None and replica.drafts_by(self._plan.method)
 
     @property
+    def drafting_bytes(self) -> int:
+        """Memory that it spends on drafting: its own, or the features that it serves."""
+        replica = self.attachment.replica
+        return replica.info.drafting_bytes if replica else 0
+
+    @property
     def features(self) -> FeatureFormat | None:
         """The features that it serves; None for none."""
         replica = self.attachment.replica

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from paceline.drafting.self_draft_build import SelfDraftPlan, SelfDraftSettings, plan_self_drafter
+from paceline.engine.features import FeatureTaps
 from paceline.engine.load_runner import load_runner
 from paceline.engine.loader import ModelDtype
 from paceline.engine.runner_options import RunnerChoice, RunnerOptions
@@ -29,6 +30,7 @@ from paceline.runtime.replica_service import Replica
 from paceline.speculation.tree import EMPTY_BLOCK
 from paceline.text.tokenizer import Tokenizer
 from paceline.token_log import TokenLog
+from paceline_verifier.serving import joint_taps, serve, served_taps
 from paceline_verifier.settings import VerifierSettings
 from paceline_verifier.verify_actor import VerifyActor
 
@@ -48,9 +50,11 @@ def load_replica(settings: VerifierSettings) -> Replica[VerifierCommand, Verifie
     folder = resolve(settings.model, progress=logger.info)
     tokenizer = Tokenizer.load(folder)
     plan = self_draft_plan(settings, folder)
+    taps = joint_taps(None if plan is None else plan.taps, served_taps(settings.served_features, folder))
     runner = load_runner(
-        folder, dtype=ModelDtype(settings.dtype), device=settings.device, options=_runner_options(settings, plan)
+        folder, dtype=ModelDtype(settings.dtype), device=settings.device, options=_runner_options(settings, taps)
     )
+    served = None if settings.served_features == "none" else serve(runner, taps, settings.feature_dtype)
     drafter = None if plan is None else plan.build(runner, tokenizer)
     logger.info(
         "model loaded",
@@ -72,7 +76,12 @@ def load_replica(settings: VerifierSettings) -> Replica[VerifierCommand, Verifie
     )
     vocab_size = min(tokenizer.vocab_size, runner.info.vocab_size)
     engine = TargetEngine(
-        runner, eos_token_ids=runner.eos_token_ids, vocab_size=vocab_size, options=options, self_drafter=drafter
+        runner,
+        eos_token_ids=runner.eos_token_ids,
+        vocab_size=vocab_size,
+        options=options,
+        self_drafter=drafter,
+        served=served,
     )
     probe(engine)
     drafter_weights_bytes = 0 if drafter is None else drafter.weights_bytes
@@ -90,6 +99,7 @@ def load_replica(settings: VerifierSettings) -> Replica[VerifierCommand, Verifie
         kv_bytes=runner.info.kv_bytes + drafter_kv_bytes,
         max_sessions=settings.max_sessions,
         drafting_bytes=drafter_weights_bytes + drafter_kv_bytes + runner.info.feature_bytes,
+        features=None if served is None else served.form,
     )
     actor = VerifyActor(engine, actor_limits(settings), gather_window_s=settings.gather_window_ms / 1000)
     return Replica(actor, info, tokenizer.vocabulary)
@@ -122,13 +132,13 @@ def self_draft_plan(settings: VerifierSettings, target_folder: Path) -> SelfDraf
     )
 
 
-def _runner_options(settings: VerifierSettings, plan: SelfDraftPlan | None) -> RunnerOptions:
+def _runner_options(settings: VerifierSettings, taps: FeatureTaps | None) -> RunnerOptions:
     return RunnerOptions(
         kv_bytes=settings.kv_cache_bytes,
         max_model_len=settings.max_model_len,
         prefix_caching=settings.prefix_caching,
         runner=RunnerChoice(settings.runner),
-        taps=None if plan is None else plan.taps,
+        taps=taps,
     )
 
 

@@ -50,6 +50,11 @@ class VerifierSettings(ModelServiceSettings):
     """Most tokens of an EAGLE tree; at most `max_draft_tokens`."""
     medusa_tree: str = "derived:16"
     """Shape of a Medusa tree: chain:N, derived:N (N nodes by the heads' accuracies), classic_63, or nodes: 0,1,0.0."""
+    served_features: str = "none"
+    """Hidden states for drafters with a head: `none`; `final_norm`, for medusa and eagle; or the folder of the eagle3
+    head that drafters have, whose fusing layer then runs here."""
+    feature_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """How they are sent; auto as the model's own."""
     orphan_ttl_ms: int = Field(default=10_000, ge=0)
     """How long a session outlives its stream, in milliseconds."""
     stall_timeout_s: float = Field(default=120.0, gt=0)

@@ -15,7 +15,7 @@ from paceline.drafting.onnx_runner import OnnxDraftRunner, is_onnx_model
 from paceline.drafting.torch_runner import TorchDraftRunner
 from paceline.engine.runner_options import Quantization, RunnerChoice, RunnerOptions
 from paceline.errors import ConfigurationError
-from paceline.method_names import POOL_METHODS, where_else
+from paceline.method_names import HEAD_METHODS, POOL_METHODS
 from paceline.model_source import Progress, resolve
 from paceline.quantize import Bits, quantize
 from paceline.text.tokenizer import Tokenizer
@@ -41,7 +41,11 @@ class MethodSettings:
     Attributes:
         methods: names in order of preference; several make a fallback chain.
         draft_model: folder, GGUF file, hub id or built-in name of the draft model; a folder written by
-            `paceline quantize` selects the ONNX runner.
+            `paceline quantize` selects the ONNX runner. For a head, the target: its embedding and head are used.
+        draft_head: folder of the head's checkpoint, for `medusa`, `eagle` and `eagle3`.
+        eagle_topk: candidates per node of an EAGLE tree; 1 drafts chains.
+        medusa_tree: shape of a Medusa tree.
+        max_draft_tokens: most tokens of a tree.
         runner: what runs it.
         bits: width of the weights when `runner` asks for a quantised copy.
         quantization: of the weights in the engine's native runner.
@@ -59,6 +63,10 @@ class MethodSettings:
 
     methods: tuple[str, ...] = ("draft_model",)
     draft_model: str = ""
+    draft_head: str = ""
+    eagle_topk: int = 1
+    medusa_tree: str = "derived:16"
+    max_draft_tokens: int = 16
     runner: RunnerKind = RunnerKind.AUTO
     bits: Bits = Bits.INT8
     quantization: Quantization = Quantization.NONE
@@ -85,11 +93,16 @@ def build_method(settings: MethodSettings, progress: Progress = lambda _line: No
         ConfigurationError: a method is unknown, `draft_model` is missing, or an extra is not installed.
         NotFound, Unavailable, ModelError: the model cannot be found, fetched or loaded.
     """
-    unknown = [name for name in settings.methods if name not in POOL_METHODS]
+    known = (*POOL_METHODS, *HEAD_METHODS)
+    unknown = [name for name in settings.methods if name not in known]
     if unknown or not settings.methods:
         raise ConfigurationError(
-            f"drafting methods {list(settings.methods)}: name one or more of {', '.join(POOL_METHODS)}"
-            + where_else(unknown),
+            f"drafting methods {list(settings.methods)}: name one or more of {', '.join(known)}", field="methods"
+        )
+    if "draft_model" in settings.methods and set(settings.methods) & set(HEAD_METHODS):
+        raise ConfigurationError(
+            f"drafting methods {list(settings.methods)}: draft_model needs its own model and a head needs the target, "
+            "so they cannot be in one chain; start a drafter for each",
             field="methods",
         )
     methods = [_one_method(name, settings, progress) for name in settings.methods]
@@ -99,6 +112,11 @@ def build_method(settings: MethodSettings, progress: Progress = lambda _line: No
 def _one_method(name: str, settings: MethodSettings, progress: Progress) -> DraftMethod:
     if name == "ngram":
         return NgramMethod(settings.prompt_lookup_min, settings.prompt_lookup_max)
+    if name in HEAD_METHODS:
+        # Here, because it imports `transformers`, which the ONNX runner and ngram do without.
+        from paceline.drafting.pool_head import build_pool_head
+
+        return build_pool_head(name, settings, progress)
     if not settings.draft_model:
         raise ConfigurationError(
             "the method draft_model needs a model: set draft_model to a folder, a .gguf file, a hub id, a built-in "

@@ -7,10 +7,14 @@ finishes without a token hands the draft on within the same step, so a miss cost
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from paceline.drafting.method import DraftJob, DraftMethod, MethodInfo
 from paceline.errors import CapacityExceeded, ConfigurationError
 from paceline.kv_usage import HoldsRows, KvUsage
+
+if TYPE_CHECKING:
+    from paceline.engine.features import FeatureTaps
 
 
 class FallbackMethod:
@@ -115,7 +119,20 @@ def _joint_info(facts: Sequence[MethodInfo]) -> MethodInfo:
         max_sessions=_loosest([fact.max_sessions for fact in facts]),
         vocabulary=next((fact.vocabulary for fact in facts if fact.vocabulary), {}),
         parts=tuple([name for fact in facts for name in fact.methods]),
+        taps=_only_taps(facts),
     )
+
+
+def _only_taps(facts: Sequence[MethodInfo]) -> FeatureTaps | None:
+    """The features that one method of the chain builds on."""
+    taps = [fact.taps for fact in facts if fact.taps is not None]
+    if len(taps) > 1:
+        raise ConfigurationError(
+            f"of the methods {', '.join(fact.name for fact in facts if fact.taps is not None)} a chain can have one: "
+            "each builds on features of its own",
+            field="methods",
+        )
+    return taps[0] if taps else None
 
 
 def _loosest(limits: Sequence[int]) -> int:

@@ -85,8 +85,8 @@ class MedusaMethod:
             vocab_size=vocab_size,
             tokenizer_hash=tokenizer_hash,
             vocabulary=vocabulary or {},
-            weights_bytes=self._heads.num_bytes,
-            taps=FeatureTaps(),
+            weights_bytes=self._heads.num_bytes + parts.weights_bytes,
+            taps=FeatureTaps(width=parts.hidden_size, only_last=True),
         )
 
     @property

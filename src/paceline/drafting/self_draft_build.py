@@ -59,7 +59,9 @@ class SelfDraftSettings:
 class LendsParts(Protocol):
     """A target that is loaded."""
 
-    eos_token_ids: tuple[int, ...]
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a generation."""
 
     def shared_parts(self) -> SharedParts:
         """What a drafting head borrows."""
@@ -135,6 +137,8 @@ def _plan_medusa(settings: SelfDraftSettings, target_folder: Path) -> SelfDraftP
             tree=tree,
             vocab_limit=tokenizer.vocab_size,
             eos_token_ids=target.eos_token_ids,
+            tokenizer_hash=tokenizer.fingerprint,
+            vocabulary=tokenizer.vocabulary,
         )
 
     return SelfDraftPlan(FeatureTaps(), make)
@@ -165,6 +169,8 @@ def _plan_eagle(settings: SelfDraftSettings, target_folder: Path) -> SelfDraftPl
             max_sessions=settings.max_sessions,
             vocab_limit=tokenizer.vocab_size,
             eos_token_ids=target.eos_token_ids,
+            tokenizer_hash=tokenizer.fingerprint,
+            vocabulary=tokenizer.vocabulary,
         )
 
     return SelfDraftPlan(make_taps(checkpoint), make)

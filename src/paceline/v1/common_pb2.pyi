@@ -418,7 +418,7 @@ class ModelInfo(_message.Message):
     boot_id: _builtins.str
     """Identity of this process's life; a new one means that all sessions are lost."""
     drafting_bytes: _builtins.int
-    """Of weights_bytes and kv_bytes, what a verifier spends on drafting by itself; 0 where it does not."""
+    """Of weights_bytes and kv_bytes, what a verifier spends on drafting: by itself, and on the features that it serves."""
     @_builtins.property
     def methods(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """For a drafter, its methods in the order in which it tries them: draft_model, ngram, ...; for a verifier the one that

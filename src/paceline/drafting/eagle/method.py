@@ -24,7 +24,7 @@ from paceline.drafting.eagle.taps import FeatureFusion, make_taps
 from paceline.drafting.method import DraftJob, MethodInfo
 from paceline.engine.runner_options import DEFAULT_KV_BYTES, RunnerOptions
 from paceline.engine.sampling import DraftRow
-from paceline.engine.scheduler import Want
+from paceline.engine.scheduler import SchedulerStats, Want
 from paceline.engine.shared_parts import SharedParts
 from paceline.errors import ConfigurationError
 from paceline.kv_usage import KvUsage
@@ -154,7 +154,7 @@ class EagleMethod:
             max_model_len=min(config.max_model_len or pool.capacity_tokens, pool.capacity_tokens),
             tokenizer_hash=tokenizer_hash,
             vocabulary=vocabulary or {},
-            weights_bytes=head.weights_bytes + fusion_bytes,
+            weights_bytes=head.weights_bytes + fusion_bytes + parts.weights_bytes,
             kv_bytes=pool.num_bytes,
             max_sessions=max_sessions,
             taps=taps,
@@ -169,6 +169,11 @@ class EagleMethod:
     def num_short_starts(self) -> int:
         """How often a session began without the features of its first tokens; such drafts are accepted less."""
         return self._sessions.num_short_starts
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """How often sessions lost their rows to others, and how many rows they shared."""
+        return self._sessions.scheduler.stats
 
     def open(self, session: str) -> None:
         """Makes room for a session; one that is open already begins again."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 from torch.nn import functional
 
@@ -13,8 +15,9 @@ def make_taps(checkpoint: EagleCheckpoint) -> FeatureTaps:
     """What the target's runner must keep for this head; rows of `eagle3` are joined there, so that a third is kept."""
     config = checkpoint.config
     if config.kind == "eagle":
-        return FeatureTaps()
-    return FeatureTaps(config.aux_layers, FeatureFusion(checkpoint), config.hidden_size)
+        return FeatureTaps(width=config.target_hidden_size)
+    fusion = FeatureFusion(checkpoint)
+    return FeatureTaps(config.aux_layers, fusion, config.hidden_size, fusion.fingerprint)
 
 
 class FeatureFusion:
@@ -41,6 +44,14 @@ class FeatureFusion:
         """Memory of the weights."""
         tensors = [self._weight, *self._norms] + ([] if self._bias is None else [self._bias])
         return sum(tensor.nbytes for tensor in tensors)
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same weights, wherever they were loaded."""
+        digest = hashlib.blake2b(f"{self._epsilon} {len(self._norms)}".encode(), digest_size=8)
+        for tensor in [self._weight, *self._norms] + ([] if self._bias is None else [self._bias]):
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     def __call__(self, joined: torch.Tensor, /) -> torch.Tensor:
         """The fused rows # [num_rows, num_layers * target_hidden_size] -> [num_rows, hidden_size]."""

@@ -1,0 +1,157 @@
+"""Heads in drafters of their own: the target's features travel over real gRPC, and placement changes no token."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from paceline_drafter.load import load_replica as load_drafter
+from paceline_drafter.servicer import DrafterService, drafter_door
+from paceline_drafter.settings import DrafterSettings
+from paceline_verifier.load import load_replica as load_verifier
+from paceline_verifier.servicer import VerifierService, verifier_door
+from paceline_verifier.settings import VerifierSettings
+from paceline_verifier.verify_actor import VerifyActor
+
+from paceline.engine import feature_bytes
+from paceline.messages import Features, SamplingParams
+from tests.fakes.tiny_models import write_model
+from tests.fakes.toy_runner import cycle_law
+from tests.integration.fleet import MODEL, Fleet, FleetOptions, Life, Run, generate
+from tests.unit.drafting.checkpoints import samples
+from tests.unit.drafting.test_self_draft_build import TARGET
+
+HEADS: dict[str, Callable[[], samples.Sample]] = {
+    "medusa": samples.medusa_v1,
+    "eagle": samples.eagle,
+    "eagle3": samples.eagle31,
+}
+COOL = SamplingParams(temperature=0.0, ignore_eos=True)
+HOT = SamplingParams(temperature=1.0, ignore_eos=True)
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+LONG = [(7 * index * index + index) % (samples.VOCAB - 1) for index in range(60)]
+
+
+class HeadFleet(Fleet):
+    """Replicas that are loaded from settings, as services are. The target is tiny and random."""
+
+    def __init__(self, folder: Path, verifier: dict[str, Any], drafter: dict[str, Any]) -> None:
+        options = FleetOptions(
+            method=cast("Any", object) if drafter else None,
+            write_model=lambda target: write_model(target, TARGET),
+            settings={"draft_wait_floor_ms": 1000},
+        )
+        self._of_verifier, self._of_drafter = verifier, drafter
+        super().__init__(folder, cycle_law([0]), options)
+
+    def _verifier_life(self, boot_id: str) -> Life[Any]:
+        settings = VerifierSettings(
+            model=str(self.folder),
+            model_name=MODEL,
+            kv_cache_bytes=1 << 20,
+            self_draft_kv_bytes=1 << 20,
+            gather_window_ms=0,
+            **self._of_verifier,
+        )
+        replica = load_verifier(settings)
+        return Life(replica.actor, VerifierService(verifier_door(), lambda: replica), None)
+
+    def _drafter_life(self, boot_id: str) -> Life[Any]:
+        settings = DrafterSettings(model=str(self.folder), model_name=MODEL, kv_cache_bytes=1 << 20, **self._of_drafter)
+        replica = load_drafter(settings)
+        return Life(replica.actor, DrafterService(drafter_door(), lambda: replica), None)
+
+
+@contextlib.asynccontextmanager
+async def started(fleet: HeadFleet) -> AsyncIterator[HeadFleet]:
+    async with contextlib.AsyncExitStack() as stack:
+        for node in fleet.nodes:
+            stack.push_async_callback(node.close)
+            await node.boot()
+        await stack.enter_async_context(fleet._serve())
+        yield fleet
+
+
+def head_of(folder: Path, method: str) -> str:
+    return str(HEADS[method]().write(folder / method))
+
+
+def in_the_pool(folder: Path, method: str, **drafter: Any) -> HeadFleet:
+    head = head_of(folder, method)
+    served = head if method == "eagle3" else "final_norm"
+    return HeadFleet(folder, {"served_features": served}, {"method": method, "draft_head": head, **drafter})
+
+
+async def run_all(fleet: HeadFleet, prompt: list[int], **fields: Any) -> list[Run]:
+    async with fleet.client() as client:
+        return [
+            await generate(client, fleet.request(prompt, max_tokens=24, sampling=sampling, seed=11, **fields))
+            for sampling in (COOL, HOT)
+        ]
+
+
+@pytest.mark.parametrize("method", HEADS)
+async def test_both_placements_give_the_tokens_of_plain_decoding(tmp_path: Path, method: str) -> None:
+    tree = {"eagle_topk": 2}
+    async with started(in_the_pool(tmp_path, method, **tree)) as fleet:
+        plain = await run_all(fleet, PROMPT, num_speculative_tokens=0)
+        pool = await run_all(fleet, PROMPT)
+    inside = HeadFleet(
+        tmp_path / "inside", {"self_draft_method": method, "self_draft_model": head_of(tmp_path, method), **tree}, {}
+    )
+    async with started(inside) as fleet:
+        verifier = await run_all(fleet, PROMPT)
+    tokens = [run.tokens for run in plain]
+    assert [run.tokens for run in pool] == [run.tokens for run in verifier] == tokens
+    for run in [*pool, *verifier]:
+        assert run.started.warnings == ()
+        assert run.evidence.methods == (method,)
+        assert run.evidence.ahead_hits == 0
+        # Every round has a block but the one that reads the prompt, and the last if it has no room for a draft.
+        rounds = sum(run.evidence.drafted_per_position[:1])
+        assert run.evidence.target_passes - rounds <= 2
+        assert run.evidence.drafter_memory_bytes > 0
+    for run in verifier:
+        assert run.evidence.drafter == ""
+
+
+async def test_features_of_a_long_prompt_travel_beside_the_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feature_bytes, "MAX_FEATURE_BYTES", 8 * samples.HIDDEN * 4)
+    read: list[range] = []
+    read_features = VerifyActor.read_features
+
+    async def noting(actor: VerifyActor, session: str, epoch: int, first_row: int, num_rows: int) -> Features:
+        features = await read_features(actor, session, epoch, first_row, num_rows)
+        read.append(range(features.first_row, features.end))
+        return features
+
+    monkeypatch.setattr(VerifyActor, "read_features", noting)
+    async with started(in_the_pool(tmp_path, "eagle3")) as fleet, fleet.client() as client:
+        plain = await generate(client, fleet.request(LONG, sampling=HOT, seed=11, num_speculative_tokens=0))
+        run = await generate(client, fleet.request(LONG, sampling=HOT, seed=11))
+        drafter = fleet.drafters[0].alive.actor
+        assert drafter.meter.registry.get_sample_value("paceline_feature_short_starts_total") == 0
+    assert run.tokens == plain.tokens
+    assert run.evidence.methods == ("eagle3",)
+    # The first verdict brought the last 8 of the prompt's 60 rows, all others came in pieces of 8.
+    assert read == [range(start, min(start + 8, 52)) for start in range(0, 52, 8)]
+
+
+async def test_a_head_of_another_target_or_training_is_refused(tmp_path: Path) -> None:
+    served, own = samples.eagle31(), samples.eagle31()
+    own.tensors["fc.weight"] = own.tensors["fc.weight"] + 1
+    fleet = HeadFleet(
+        tmp_path,
+        {"served_features": str(served.write(tmp_path / "served"))},
+        {"method": "eagle3", "draft_head": str(own.write(tmp_path / "own"))},
+    )
+    async with started(fleet):
+        run = (await run_all(fleet, PROMPT))[0]
+    assert run.evidence.draft_tokens == 0
+    assert "builds on the target's features" in run.started.warnings[0]
+    assert "served_features" in run.started.warnings[0]

@@ -39,6 +39,7 @@ class DoorSettings:
         draft_ahead: draft the next block while one is being verified.
         verifier_wait_s: how long a request waits for the first verifier.
         log_prompts: log prompts and generated text.
+        fetch_features: bring drafters that build on the target's features those that they lack.
     """
 
     model: str
@@ -46,6 +47,7 @@ class DoorSettings:
     draft_ahead: bool
     verifier_wait_s: float
     log_prompts: bool = False
+    fetch_features: bool = True
 
 
 class Door:
@@ -225,6 +227,7 @@ class Door:
             stop=request.stop,
             method=options.method,
             draft_ahead=self._settings.draft_ahead,
+            fetch_features=self._settings.fetch_features,
             epoch=epoch,
             tenant=caller.tenant,
             request_id=caller.request_id,

@@ -48,7 +48,7 @@ class DrafterLane:
         self._seek_at: float | None = None
         self.attachment = Attachment(Lane.DRAFTER, patience.return_window_s, effects)
         self.book = DraftBook(plan.session, plan.epoch, log, plan.rule)
-        self.features = FeatureBook()
+        self.features = FeatureBook(plan.fetch_features)
 
     @property
     def live(self) -> bool:

@@ -18,12 +18,16 @@ _MAX_FAILED_FETCHES = 2
 class FeatureBook:
     """The features of one session.
 
+    Args:
+        fetches: whether what the drafter lacks is fetched; else it is left without.
+
     Attributes:
         have_len: the drafter has rows [0, have_len), as far as is known; with a gap where it was told to start short.
         fetching: rows that are being fetched; None while none are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fetches: bool = True) -> None:
+        self._fetches = fetches
         self._format: FeatureFormat | None = None
         self._pending: Features | None = None
         self._num_failed = 0
@@ -82,8 +86,8 @@ class FeatureBook:
 
     @property
     def hopeless(self) -> bool:
-        """Whether fetching has failed too often."""
-        return self._num_failed >= _MAX_FAILED_FETCHES
+        """Whether the drafter does not get what it lacks: nobody fetches it, or that has failed too often."""
+        return not self._fetches or self._num_failed >= _MAX_FAILED_FETCHES
 
     def fetched(self, succeeded: bool) -> None:
         """A fetch has ended."""

@@ -28,6 +28,7 @@ class GenerationPlan:
         num_draft_tokens: block size; 0 is plain decoding.
         method: the only method to draft by; empty for whatever the drafter does.
         draft_ahead: draft the next block while one is being verified.
+        fetch_features: bring a drafter that builds on the target's features those that it lacks.
         epoch: fencing number of this owner.
         tenant: owner of the session; empty without API keys.
         request_id: name of the request in logs.
@@ -45,6 +46,7 @@ class GenerationPlan:
     stop: tuple[str, ...] = ()
     method: str = ""
     draft_ahead: bool = True
+    fetch_features: bool = True
     epoch: int = EPOCH_OF_A_NEW_SESSION
     tenant: str = ""
     request_id: str = ""

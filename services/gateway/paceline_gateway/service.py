@@ -159,6 +159,7 @@ class GatewayService:
             draft_ahead=settings.draft_ahead,
             verifier_wait_s=settings.verifier_wait_ms / 1000,
             log_prompts=settings.log_prompts,
+            fetch_features=settings.fetch_features,
         )
         door = Door(door_settings, tokenizer, template, services, self.sessions)
         pools = {Lane.VERIFIER: self.verifiers, Lane.DRAFTER: self.drafters}

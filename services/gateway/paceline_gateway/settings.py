@@ -56,6 +56,8 @@ class GatewaySettings(ServiceSettings):
     """Block size of requests that do not say; 0 decodes plainly."""
     draft_ahead: bool = True
     """Draft the next block while one is being verified."""
+    fetch_features: bool = True
+    """Bring a drafter with a head the hidden states that it lacks, such as a long prompt's; else it drafts without."""
     max_concurrent_generations: int = Field(default=256, ge=1)
     """Generations at once; more are refused with RESOURCE_EXHAUSTED."""
     max_generation_s: float = Field(default=3600.0, gt=0)

@@ -220,6 +220,7 @@ class Simulation:
         seed: int = 0,
         self_draft: Script | None = None,
         method: str = "",
+        fetch_features: bool = True,
     ) -> None:
         tokenizer = _letters(folder)
         plan = GenerationPlan(
@@ -234,6 +235,7 @@ class Simulation:
             draft_ahead=draft_ahead,
             stop=stop,
             method=method,
+            fetch_features=fetch_features,
         )
         end = EndSettings(max_tokens, frozenset({EOS}), stop=stop)
         self.now = 0.0

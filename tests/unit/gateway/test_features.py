@@ -103,6 +103,16 @@ def test_features_that_cannot_be_fetched_are_done_without(tmp_path: Path) -> Non
     assert simulation.loop.report(simulation.now).accepted_tokens > 0
 
 
+def test_where_nothing_is_fetched_a_long_prompt_is_done_without(tmp_path: Path) -> None:
+    simulation = with_features(tmp_path, LAW, perfect(LAW), prompt=LONG, max_rows=8, fetch_features=False)
+    simulation.start()
+    simulation.run()
+    assert simulation.committed == plain_text_of(LAW, LONG, 24)
+    assert [draft.starts_short for draft in drafts(simulation)] == [True, *[False] * (len(drafts(simulation)) - 1)]
+    assert drafter_of(simulation).built_on[0] == range(22, 30)
+    assert {record.fallback for record in simulation.records} == {None}
+
+
 @pytest.mark.parametrize("max_rows", [4, 1000])
 def test_a_drafter_that_has_lost_its_rows_gets_them_again(tmp_path: Path, max_rows: int) -> None:
     simulation = with_features(tmp_path, LAW, perfect(LAW), max_tokens=40, max_rows=max_rows)

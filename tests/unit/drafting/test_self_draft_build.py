@@ -68,11 +68,11 @@ def test_every_method_drafts_inside_the_engine_and_changes_no_token(method: str,
     assert (drafter.weights_bytes > 0) == (method != "ngram")
     engine = TargetEngine(runner, self_drafter=drafter)
     for sampling in (SamplingParams(temperature=0.0, ignore_eos=True), SamplingParams(seed=5, ignore_eos=True)):
-        requests = [LocalRequest((3, 1, 4, 1, 5, 9, 2, index), sampling, 10) for index in range(2)]
+        requests = [LocalRequest((3, 1, 4, 1, 5, 9, 2, index), sampling, 7) for index in range(2)]
         plain = generate(engine, requests)
         drafted = generate(engine, [replace(request, self_draft_depth=3) for request in requests])
         assert [result.tokens for result in drafted] == [result.tokens for result in plain]
-        assert method == "ngram" or all(result.num_drafted > 4 for result in drafted)
+        assert method == "ngram" or all(result.num_drafted > 3 for result in drafted)
     assert engine.self_drafting.num_failures == 0
 
 

@@ -166,36 +166,47 @@ class NaiveHead:
         bias = self._weights.get(f"{name}.bias")
         return rows @ self._weights[f"{name}.weight"].T + (0.0 if bias is None else bias)
 
-    def _rotated(self, heads: torch.Tensor) -> torch.Tensor:  # [rows, heads, head_dim]
+    def _rotated(self, heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:  # [rows, heads, head_dim]
         size = heads.shape[-1]
-        angles = torch.arange(len(heads))[:, None] * THETA ** (-torch.arange(0, size, 2) / size)
+        angles = positions[:, None] * THETA ** (-torch.arange(0, size, 2) / size)
         turns = torch.polar(torch.ones_like(angles), angles)[:, None]
         turned = torch.complex(heads[..., : size // 2], heads[..., size // 2 :]) * turns
         return torch.cat([turned.real, turned.imag], -1)
 
-    def _layer(self, inputs: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def _layer(
+        self, inputs: torch.Tensor, residual: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor
+    ) -> torch.Tensor:
         size, repeats = self._config.head_dim, self._config.num_heads // self._config.num_kv_heads
         q, k, v = (self._linear(f"layer.self_attn.{name}_proj", inputs).view(len(inputs), -1, size) for name in "qkv")
-        q, k, v = self._rotated(q), self._rotated(k).repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+        q, k = self._rotated(q, positions), self._rotated(k, positions)
+        k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
         scores = torch.einsum("qhd,khd->hqk", q, k) * size**-0.5
-        scores = scores + torch.full_like(scores[0], -torch.inf).triu(1)
-        mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
+        mixed = torch.einsum("hqk,khd->qhd", scores.masked_fill(~visible, -torch.inf).softmax(-1), v).flatten(1)
         residual = residual + self._linear("layer.self_attn.o_proj", mixed)
         rows = self._norm("layer.post_attention_layernorm", residual)
         gate = functional.silu(self._linear("layer.mlp.gate_proj", rows))
         return residual + self._linear("layer.mlp.down_proj", gate * self._linear("layer.mlp.up_proj", rows))
 
-    def states(self, features: torch.Tensor, tokens: Sequence[int] | torch.Tensor) -> torch.Tensor:
-        """The state of every row; row t pairs feature t with `tokens[t]`, the token after it."""
+    def states(
+        self,
+        features: torch.Tensor,
+        tokens: Sequence[int] | torch.Tensor,
+        positions: torch.Tensor | None = None,
+        visible: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The state of every row; row t pairs feature t with `tokens[t]`, the token after it, and sees rows [0, t]."""
         ids = torch.as_tensor(tokens)
+        if positions is None or visible is None:
+            positions, visible = torch.arange(len(ids)), torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
         table = self._weights.get("embed_tokens.weight")
         embedded = self._parts.embed(ids) if table is None else table[ids]
         if self._config.kind == "eagle":
             joined = self._linear("fc", torch.cat([self._norm("embed_norm", embedded), features], -1))
-            return self._layer(self._norm("layer.input_layernorm", joined), joined)
+            return self._layer(self._norm("layer.input_layernorm", joined), joined, positions, visible)
         normed = self._norm("layer.hidden_norm", features)
         inputs = torch.cat([self._norm("layer.input_layernorm", embedded), normed], -1)
-        state = self._layer(inputs, normed if self._config.norm_before_residual else features)
+        residual = normed if self._config.norm_before_residual else features
+        state = self._layer(inputs, residual, positions, visible)
         return self._norm("norm", state) if self._config.norm_output else state
 
     def logits(self, state: torch.Tensor) -> torch.Tensor:  # [hidden_size] -> [vocab_size]

@@ -197,7 +197,7 @@ def served(request: pytest.FixtureRequest, tiny_llama: Path) -> tuple[str, Path,
     return request.param, tiny_llama, stock_model(tiny_llama)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 1000))
 def test_features_follow_their_tokens_through_prefix_hits_preemption_and_trees(
     served: tuple[str, Path, LlamaForCausalLM], seed: int

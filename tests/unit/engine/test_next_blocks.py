@@ -236,12 +236,12 @@ def test_ngram_inside_the_engine_gives_the_tokens_of_plain_decoding_in_fewer_pas
     sampling: SamplingParams, rule: AcceptanceRule, batch: int
 ) -> None:
     law = cycle_law([3, 5, 7, 9, 2], vocab_size=16)
-    requests = [LocalRequest((*PROMPT, index), sampling, 40, rule=rule) for index in range(batch)]
+    requests = [LocalRequest((*PROMPT, index), sampling, 24, rule=rule) for index in range(batch)]
     plain = generate(make_engine(None, law), requests)
     engine = make_engine(SelfDrafting(NgramMethod()), law)
     drafted = generate(engine, [replace(request, self_draft_depth=4) for request in requests])
     for own, expected in zip(drafted, plain, strict=True):
         assert own.tokens == expected.tokens
-        assert own.num_accepted > 20
+        assert own.num_accepted > 10
         assert own.num_rounds < expected.num_rounds / 2
     assert engine.self_drafting.num_drafts > 0

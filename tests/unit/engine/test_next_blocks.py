@@ -243,5 +243,5 @@ def test_ngram_inside_the_engine_gives_the_tokens_of_plain_decoding_in_fewer_pas
     for own, expected in zip(drafted, plain, strict=True):
         assert own.tokens == expected.tokens
         assert own.num_accepted > 10
-        assert own.num_rounds < expected.num_rounds / 2
+        assert own.num_rounds == expected.num_rounds - own.num_accepted
     assert engine.self_drafting.num_drafts > 0

@@ -18,7 +18,7 @@ from paceline.text.tokenizer import Tokenizer
 DEFAULT_MIN_ACCEPTANCE = 0.2
 """Heads that were read wrongly stay far below, heads that were trained a little come far above."""
 
-_MAX_TOKENS = 48
+_MAX_TOKENS = 32
 
 _ADVICE = {
     "eagle": "was it trained for this very target (instruct or base, same version)? Is `bias`, `rope_theta` or "
@@ -124,7 +124,7 @@ def judge(report: DrafterReport, found: SmokeAcceptance, min_acceptance: float) 
     healthy = bool(rates) and rates[0] >= min_acceptance
     advice = ""
     if not rates:
-        advice = "it drafted nothing at all: is its context length above that of the prompts?"
+        advice = "it drafted nothing at all: an error above says why, or the prompts are longer than its context"
     elif not healthy:
         advice = f"{rates[0]:.0%} of first drafts are accepted, at least {min_acceptance:.0%} should be: "
         advice += _ADVICE[report.method]

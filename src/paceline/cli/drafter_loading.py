@@ -7,6 +7,7 @@ from pathlib import Path
 
 from paceline.cli.smoke_acceptance import PROMPTS, DepthRecorder
 from paceline.drafting.build import MethodSettings, RunnerKind, build_method
+from paceline.drafting.checkpoints.draft_vocabulary import load_draft_vocabulary
 from paceline.drafting.checkpoints.eagle import EagleCheckpoint, load_eagle
 from paceline.drafting.checkpoints.layouts import Layout, detect_layout
 from paceline.drafting.checkpoints.medusa import MedusaCheckpoint, load_medusa
@@ -56,7 +57,9 @@ def load_drafter(folder: Path, target: TargetFacts) -> LoadedDrafter:
         return LoadedDrafter(folder, layout, _medusa_sizes(medusa), medusa)
     if layout is Layout.CAUSAL_LM:
         facts = read_target_facts(folder)
-        sizes = f"{facts.num_layers} layers of {facts.hidden_size}, {facts.vocab_size} ids"
+        trimmed = load_draft_vocabulary(folder, target.vocab_size) is not None
+        ids = f"{facts.vocab_size} of {target.vocab_size} ids" if trimmed else f"{facts.vocab_size} ids"
+        sizes = f"{facts.num_layers} layers of {facts.hidden_size}, {ids}"
         return LoadedDrafter(folder, layout, sizes, None)
     raise InvalidArgument(
         f"{folder} is a {layout.value}: it changes the target and is checked when a verifier loads both",

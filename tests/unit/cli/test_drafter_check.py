@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from paceline.cli import drafter_loading
@@ -14,6 +16,7 @@ from paceline.cli.app import app
 from paceline.cli.drafter_check import DrafterReport, judge
 from paceline.cli.drafter_loading import load_drafter
 from paceline.cli.smoke_acceptance import SmokeAcceptance
+from paceline.drafting.checkpoints.draft_vocabulary import write_draft_vocabulary
 from paceline.drafting.checkpoints.target_facts import TargetFacts, read_target_facts
 from paceline.errors import InvalidArgument, ModelError
 from tests.unit.drafting.checkpoints import samples
@@ -116,6 +119,16 @@ def test_the_verdict(first: float | None, healthy: bool, advice: str) -> None:
     report = judge(blank, SmokeAcceptance((100,) * len(counts), counts, 10, 8), 0.2)
     assert report.healthy == healthy
     assert advice in report.advice
+
+
+def test_a_trimmed_vocabulary_is_checked_and_told(tiny_llama: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_llama, tmp_path / "drafter"))
+    write_draft_vocabulary(folder, torch.arange(VOCAB))
+    target = TargetFacts(HIDDEN, 3, 2 * VOCAB)
+    assert load_drafter(folder, target).sizes == "3 layers of 32, 64 of 128 ids"
+    write_draft_vocabulary(folder, torch.arange(VOCAB) + VOCAB)
+    with pytest.raises(ModelError, match="wrong vocabulary map"):
+        load_drafter(folder, target)
 
 
 def test_facts_of_a_target(tiny_llama: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from paceline.speculation.tree import DraftTree
 
 if TYPE_CHECKING:
     from paceline.engine.features import FeatureRows, FeatureTaps
+    from paceline.engine.kv.sequence import SequenceKV
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ class DraftJob:
         only: of a chain, only this method may propose; empty for any. A single method need not look at it.
         rule: how the target will judge the draft.
         features: the target's features of the context's tokens but the last; None where the method needs none.
+        target_rows: the target's own rows of the context's tokens but the last, for a method inside the verifier that
+            runs the target's layers; None elsewhere.
         tokens: the tokens proposed so far; those of a chain follow one another from position len(context) on.
         parents: of a tree, the parent node of each token, as in `DraftTree`; empty for a chain.
         confidences: the drafter's own probability of each token.
@@ -82,6 +85,7 @@ class DraftJob:
     only: str = ""
     rule: AcceptanceRule = AcceptanceRule.MATCH
     features: FeatureRows | None = None
+    target_rows: SequenceKV | None = None
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)

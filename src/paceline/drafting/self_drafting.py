@@ -97,6 +97,7 @@ def _draft_job(job: SelfDraftJob) -> DraftJob:
         generation_start=job.generation_start,
         rule=job.rule,
         features=job.features,
+        target_rows=job.kv,
     )
 
 

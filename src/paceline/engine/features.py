@@ -41,6 +41,10 @@ class FeatureTaps:
     fingerprint: str = ""
     only_last: bool = False
 
+    def needs_layers(self, num_layers: int) -> bool:
+        """Whether some of what is kept is to be seen in layers [0, num_layers) only."""
+        return any(layer < num_layers for layer in self.layers)
+
     @property
     def kind(self) -> str:
         """Name of what is kept: the same for the same rows."""

@@ -191,6 +191,39 @@ class PassPlan:
     num_wanted: tuple[int, ...]
     write: Slots
 
+    def skipping(self, num_skipped: Sequence[int]) -> PassPlan | None:
+        """The plan for layers that have seen the first columns of each sequence; None if they have seen all columns.
+
+        No logits are wanted of it.
+
+        Args:
+            num_skipped: columns of each sequence, a chain.
+        """
+        columns: list[int] = []
+        slots: list[int] = []
+        sequences: list[SequencePlan] = []
+        for plan, skipped in zip(self.sequences, num_skipped, strict=True):
+            left = range(plan.start + skipped, plan.stop)
+            if not left:
+                continue
+            rows = range(plan.num_rows - len(left), plan.num_rows)
+            slots += [plan.pages[row // plan.page_tokens] * plan.page_tokens + row % plan.page_tokens for row in rows]
+            start, visible = len(columns), None if plan.visible is None else plan.visible[skipped:]
+            stop, positions = start + len(left), plan.positions[skipped:]
+            sequences.append(replace(plan, start=start, stop=stop, visible=visible, positions=positions, _pieces={}))
+            columns += left
+        if not columns:
+            return None
+        index = torch.tensor(columns, device=self.token_ids.device)
+        return PassPlan(
+            sequences=tuple(sequences),
+            token_ids=self.token_ids[:, index],
+            positions=self.positions[:, index],
+            wanted=index[:0],
+            num_wanted=(0,) * len(sequences),
+            write=_as_slots(slots, index.device),
+        )
+
 
 def plan_pass(batch: Sequence[SequencePass], device: torch.device) -> PassPlan:
     """Lays the parts of a pass side by side.
@@ -204,7 +237,7 @@ def plan_pass(batch: Sequence[SequencePass], device: torch.device) -> PassPlan:
     write: list[int] = []
     for part in batch:
         kv = part.kv
-        start, first = len(tokens), kv.num_rows
+        start, first = len(tokens), kv.num_rows + part.num_ahead
         root = first + len(part.tokens) - 1
         part_positions = [*range(first, root + 1), *(root + depth for depth in part.tree.depths[1:])]
         tokens += part.tokens

@@ -30,12 +30,15 @@ class SequencePass:
         tree: draft tokens under the last of `tokens`; node position = root position + depth.
         num_logits: how many of the last fed rows need logits; the root and the tree need `1 + tree.num_draft_tokens`,
             a prefill chunk needs 0.
+        num_ahead: rows after kv.num_rows that come before `tokens`: earlier passes wrote them in the first layers, the
+            only ones that this part goes through.
     """
 
     kv: SequenceKV
     tokens: tuple[int, ...]
     tree: DraftTree = EMPTY_BLOCK
     num_logits: int = 0
+    num_ahead: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -252,6 +252,11 @@ class Scheduler:
         """Pages that a sequence lacks for the rows of so many tokens."""
         return max(0, math.ceil(num_tokens / self.pool.page_tokens) - len(holder.kv.pages))
 
+    def drop_ahead(self) -> None:
+        """Takes the rows ahead of all sequences, which are drafts, and the pages that these take; not during a pass."""
+        for holder in self._holders:
+            holder.kv.drop_ahead()
+
     def preempt(self, holders: Sequence[Holder]) -> None:
         """Takes the rows of sequences that are in no pass."""
         for holder in holders:
@@ -361,8 +366,16 @@ class _Planning:
     # --- pages --------------------------------------------------------------------------------------------------------
 
     def _lacks(self, holder: Holder, num_rows: int) -> int:
-        """Pages that have to become available before so many rows can be reserved; negative if some are left over."""
-        return holder.kv.pages_to_reserve(num_rows) - self._pool.pages_available
+        """Pages that have to become available before so many rows can be reserved; negative if some are left over.
+
+        Where pages are short, rows ahead of sequences that are not in the pass are given up first: they are drafts.
+        """
+        needed = holder.kv.pages_to_reserve(num_rows)
+        if needed > self._pool.pages_available:
+            for other in self._scheduler.holders:
+                if other is not holder and other not in self._settled:
+                    other.kv.drop_ahead()
+        return needed - self._pool.pages_available
 
     def _find_room(self, want: Want, num_rows: int) -> bool:
         """Makes pages available for rows of a sequence, and for all its tokens if it begins; False if that fails."""

@@ -328,9 +328,10 @@ class TargetEngine:
         pool = self._runner.pool
         holder = self._scheduler.register(self._runner.new_sequence())
         num_cached = self._scheduler.adopt(holder, tokens)
-        own = self._scheduler.missing_pages(holder, len(tokens))
-        others = sum(self._scheduler.missing_pages(held.holder, len(held.log)) for held in self._sessions.values())
-        needed = pool.pages_in_use + own + others
+        needed = self._pages_needed(holder, tokens)
+        if needed > pool.num_pages:
+            self._scheduler.drop_ahead()
+            needed = self._pages_needed(holder, tokens)
         if needed > pool.num_pages:
             self._scheduler.forget(holder)
             raise CapacityExceeded(
@@ -339,6 +340,12 @@ class TargetEngine:
                 "again when other sessions have ended"
             )
         return holder
+
+    def _pages_needed(self, holder: Holder, tokens: Sequence[int]) -> int:
+        """Pages for the tokens of all sessions and of one more."""
+        own = self._scheduler.missing_pages(holder, len(tokens))
+        others = sum(self._scheduler.missing_pages(held.holder, len(held.log)) for held in self._sessions.values())
+        return self._runner.pool.pages_in_use + own + others
 
     def _changed(self) -> None:
         """Commands or passes have changed what waits."""

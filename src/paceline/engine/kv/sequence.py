@@ -6,6 +6,7 @@ It does not know which pages of the pool are free; `pool.py` does, and says who 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,10 +26,25 @@ def page_runs(pages: Sequence[int]) -> list[range]:
     return runs
 
 
+@dataclass(slots=True)
+class RowsAhead:
+    """Rows that were written after those of a sequence, by passes through the model's first layers only.
+
+    Attributes:
+        num_layers: layers [0, num_layers) have keys and values of these rows.
+        tokens: of rows [num_rows, num_rows + len(tokens)), each seeing all rows before it.
+        hidden: what leaves these layers for each token # [1, hidden_size] each
+    """
+
+    num_layers: int
+    tokens: list[int] = field(default_factory=list)
+    hidden: list[torch.Tensor] = field(default_factory=list)
+
+
 class SequenceKV:
     """The rows of one sequence. Made by `KVPool.new_sequence`."""
 
-    __slots__ = ("_keys", "_pool", "num_rows", "pages")
+    __slots__ = ("_keys", "_pool", "ahead", "num_rows", "pages")
 
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
@@ -36,6 +52,8 @@ class SequenceKV:
         """Rows [0, num_rows) are computed."""
         self.pages: list[int] = []
         """Block table: page of rows [i * P, (i + 1) * P)."""
+        self.ahead: RowsAhead | None = None
+        """What reserved rows hold already; None as soon as rows have come, gone, or been written over."""
         self._keys: list[bytes] = []  # of the first pages, as far as they were adopted or published
 
     def reserve(self, num_rows: int) -> None:
@@ -57,6 +75,7 @@ class SequenceKV:
             self._pool.copy_rows(self.pages[kept], taken[0], partial_rows)
             self._pool.release(self.pages[kept:])
             del self.pages[kept:]
+            self.ahead = None
         elif partial_rows:
             self._pool.unpublish(self.pages[num_full])
         self.pages += taken
@@ -90,8 +109,14 @@ class SequenceKV:
 
     def rollback(self, num_rows: int) -> None:
         """Forgets rows [num_rows, self.num_rows); a length at or above the present one changes nothing."""
-        self.num_rows = min(self.num_rows, num_rows)
-        self._trim()
+        if self.ahead is None or num_rows < max(self.num_rows, 1):
+            self.num_rows = min(self.num_rows, num_rows)
+            self._trim()
+
+    def drop_ahead(self) -> None:
+        """Forgets the rows ahead, if there are any, and gives their pages back; to be called between passes."""
+        if self.ahead is not None:
+            self._trim()
 
     def discard(self) -> None:
         """Forgets all rows and takes them out of the prefix table: to be called when nobody can vouch for them.
@@ -216,6 +241,7 @@ class SequenceKV:
             raise AssertionError(f"a page is twice in block table {self.pages}")
         if len(self._keys) > self.num_rows // size:
             raise AssertionError(f"{len(self._keys)} keys for {self.num_rows} rows in pages of {size}")
+        self._check_ahead()
         if table is None:
             return
         for page, key in zip(self.pages, self._keys, strict=False):
@@ -224,6 +250,16 @@ class SequenceKV:
         for index in range(self._num_pages(self.num_rows), len(self.pages)):
             if table.key(self.pages[index]) is not None:
                 raise AssertionError(f"page {self.pages[index]} holds no committed row and is published")
+
+    def _check_ahead(self) -> None:
+        if self.ahead is None:
+            return
+        size, table, num_ahead = self._pool.page_tokens, self._pool.prefixes, len(self.ahead.tokens)
+        if len(self.ahead.hidden) != num_ahead or self.num_rows + num_ahead > len(self.pages) * size:
+            raise AssertionError(f"{num_ahead} rows ahead of {self.num_rows} do not fit in pages {self.pages}")
+        for page in self.pages[self.num_rows // size : self._num_pages(self.num_rows + num_ahead)]:
+            if self._pool.num_holders(page) > 1 or (table is not None and table.key(page) is not None):
+                raise AssertionError(f"page {page} holds rows ahead and may be read by others")
 
     def _last_key(self, root: bytes) -> bytes:
         return self._keys[-1] if self._keys else root
@@ -247,7 +283,8 @@ class SequenceKV:
         return [self.pages[row // size] * size + row % size for row in rows]
 
     def _trim(self) -> None:
-        """Lets go of the pages that hold no row, and of the keys of pages that are not full any more."""
+        """Lets go of the pages that hold no row, of rows ahead, and of the keys of pages that are not full any more."""
+        self.ahead = None
         needed = self._num_pages(self.num_rows)
         if needed < len(self.pages):
             self._pool.release(self.pages[needed:])

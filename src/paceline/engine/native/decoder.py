@@ -191,13 +191,43 @@ class Decoder:
         self, plan: PassPlan, attention: PagedAttention, features: FeaturePlane | None = None
     ) -> torch.Tensor:  # [num_wanted, vocab_size]
         """One pass: the logits of the wanted tokens; keys and values are written by `attention`, features if wanted."""
+        return self.finish(self.embedding.embed(plan.token_ids[0]), plan, attention, features)
+
+    def begin(
+        self, plan: PassPlan, attention: PagedAttention, num_layers: int
+    ) -> torch.Tensor:  # [num_tokens, hidden_size]
+        """The first layers of a pass: what leaves them for each token."""
         hidden = self._pad(self.embedding.embed(plan.token_ids[0]))
         state = self._state(hidden, plan, attention)
+        for layer in self.layers[:num_layers]:
+            layer(hidden, state)
+        return hidden[: state.num_tokens]
+
+    def finish(
+        self,
+        hidden: torch.Tensor,  # [num_tokens, hidden_size]
+        plan: PassPlan,
+        attention: PagedAttention,
+        features: FeaturePlane | None = None,
+        first_layer: int = 0,
+    ) -> torch.Tensor:  # [num_wanted, vocab_size]
+        """The rest of a pass: layers from `first_layer` on, and the logits of the wanted tokens.
+
+        Args:
+            hidden: what enters that layer; may be written over.
+            plan: of the pass.
+            attention: with that plan.
+            features: where hidden states are kept; those that enter layers before `first_layer` cannot be.
+            first_layer: the layer.
+        """
+        hidden = self._pad(hidden)
+        state = self._state(hidden, plan, attention)
+        layers = self.layers[first_layer:]
         if features is None:
-            for layer in self.layers:
+            for layer in layers:
                 layer(hidden, state)
         else:
-            self._run_keeping(hidden, state, features, plan)
+            self._run_keeping(layers, hidden, state, features, plan)
         num_wanted = plan.wanted.shape[0]
         if num_wanted == 0:
             return hidden.new_empty(0, self.vocab_size)
@@ -207,11 +237,18 @@ class Decoder:
         """The head's products with rows that are normalised already."""
         return self.head(self._pad(rows))[: rows.shape[0]]
 
-    def _run_keeping(self, hidden: torch.Tensor, state: PassState, features: FeaturePlane, plan: PassPlan) -> None:
-        """Runs the layers and writes the features of all tokens of the pass."""
+    def _run_keeping(
+        self,
+        layers: Sequence[DecoderLayer],
+        hidden: torch.Tensor,
+        state: PassState,
+        features: FeaturePlane,
+        plan: PassPlan,
+    ) -> None:
+        """Runs the last layers and writes the features of all tokens of the pass."""
         tapped = features.taps.layers
         entering: dict[int, torch.Tensor] = {}
-        for layer in self.layers:
+        for layer in layers:
             if layer.index in tapped:
                 entering[layer.index] = hidden[: state.num_tokens].clone()  # the layer adds to it in place
             layer(hidden, state)

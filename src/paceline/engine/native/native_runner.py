@@ -11,6 +11,7 @@ from paceline.engine.features import SequenceFeatures
 from paceline.engine.kv.pool import SequenceKV
 from paceline.engine.loader import LoadedModel, own_logits
 from paceline.engine.native.build import build_decoder
+from paceline.engine.native.early_exit import ExitStep, take_ahead
 from paceline.engine.native.family import native_obstacle
 from paceline.engine.pass_plan import plan_pass
 from paceline.engine.runner import RunnerInfo, SequencePass
@@ -74,6 +75,11 @@ class NativeRunner:
         """Facts about the model."""
         return self._info
 
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return len(self.model.layers)
+
     def new_sequence(self) -> SequenceKV:
         """An empty sequence in this runner's pool."""
         return self.pool.new_sequence()
@@ -81,13 +87,44 @@ class NativeRunner:
     @torch.inference_mode()
     def forward(self, batch: Sequence[SequencePass]) -> list[torch.Tensor]:
         """Runs one pass; see `ModelRunner.forward`."""
+        kept = take_ahead(batch)
+        if kept is not None and self._features is not None and self._features.taps.needs_layers(kept.num_layers):
+            kept = None
         plan = plan_pass(batch, self._device)
-        self.attention.plan = plan
         try:
-            logits = self.model(plan, self.attention, self._features)
+            if kept is None:
+                self.attention.plan = plan
+                logits = self.model(plan, self.attention, self._features)
+            else:
+                hidden = kept.join(self.model, plan, self.attention)
+                self.attention.plan = plan
+                logits = self.model.finish(hidden, plan, self.attention, self._features, kept.num_layers)
         finally:
             self.attention.plan = None
         return list(torch.split(logits.float(), list(plan.num_wanted)))
+
+    @torch.inference_mode()
+    def forward_first(
+        self, batch: Sequence[ExitStep], num_layers: int
+    ) -> torch.Tensor:  # [len(batch), vocab_size] float32
+        """Runs one pass through layers [0, num_layers), the final norm and the head.
+
+        Each step's row is one more ahead of its sequence's rows (`SequenceKV.ahead`); the next `forward` that feeds the
+        same tokens goes on from there.
+
+        Args:
+            batch: of different sequences.
+            num_layers: at least 1.
+        """
+        plan = plan_pass([step.sequence_pass(num_layers) for step in batch], self._device)
+        self.attention.plan = plan
+        try:
+            hidden = self.model.begin(plan, self.attention, num_layers)
+        finally:
+            self.attention.plan = None
+        for index, step in enumerate(batch):
+            step.keep(hidden[index : index + 1])
+        return self.model.logits(self.model.norm(hidden)).float()
 
     def features(self, kv: SequenceKV) -> SequenceFeatures:
         """The features of a sequence's rows; see `ModelRunner.features`."""

@@ -122,9 +122,8 @@ def collect(
     if missing:
         progress(f"{len(prompts) - done} of {len(prompts)} prompts are to be answered")
         engine, eos = _engine(options, folder)
-        requests = (
-            (number, _request(options, number, prompts[number])) for index in missing for number in shards[index]
-        )
+        numbers = [number for index in missing for number in shards[index]]
+        requests = ((number, _request(options, number, prompts[number])) for number in numbers)
         waiting = {index: dict[int, _Answer]() for index in missing}
         for number, result in _answers(engine, requests, eos, options.sessions):
             index = number // options.shard_size
@@ -288,6 +287,7 @@ def _write_shard(path: Path, answers: Sequence[_Answer], collection: Collection)
     # Named so that nobody takes it for a shard.
     scratch = path.with_suffix(".part")
     save_file(tensors, scratch, metadata={name: json.dumps(value) for name, value in about.items()})
+    scratch.chmod(0o644)
     with scratch.open("rb") as written:
         os.fsync(written.fileno())
     scratch.replace(path)

@@ -17,6 +17,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from paceline.drafting.checkpoints.draft_vocabulary import write_draft_vocabulary
+from paceline.drafting.checkpoints.writing import write_json
 from paceline.errors import InvalidArgument
 from paceline.training.batches import Batch, shift
 from paceline.training.draft_vocabulary import DraftVocabulary
@@ -59,6 +60,7 @@ class DraftModelLearner(Learner):
         self.depth = options.depth
         self.vocabulary = vocabulary
         self._target_folder = target.folder
+        self._eos_token_ids = target.eos_token_ids
         self._target_weight = options.target_weight
         self._other = int(vocabulary.draft_ids()[other])
         self.model = _cut_model(target, vocabulary, kept)
@@ -95,6 +97,7 @@ class DraftModelLearner(Learner):
         write_model(folder, self.model, self._target_folder)
         if not self.vocabulary.is_full:
             write_draft_vocabulary(folder, self.vocabulary.d2t)
+            write_json(folder / "generation_config.json", {"eos_token_id": list(self._eos_token_ids)})
 
     def _logits(self, batch: Batch, wanted: torch.Tensor) -> torch.Tensor:
         ids = self.draft_ids[batch.tokens]
@@ -149,8 +152,8 @@ def _cut_config(whole: PreTrainedConfig, vocab_size: int, kept: tuple[int, ...])
             setattr(text, name, [getattr(whole.get_text_config(), name)[index] for index in kept])
     if vocab_size != text.vocab_size:
         text.vocab_size = vocab_size
-        # Its id would be the target's.
-        text.pad_token_id = None
+        # Their ids would be the target's; which ids end an answer says generation_config.json, in the target's ids.
+        text.bos_token_id = text.eos_token_id = text.pad_token_id = None
     return config
 
 

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import grpc.aio
 import torch
 from paceline_drafter.draft_actor import DraftActor, DraftLimits
+from paceline_drafter.feature_store import FeatureStore
 from paceline_drafter.servicer import DrafterService, drafter_door
 from paceline_verifier.servicer import VerifierService, verifier_door
 from paceline_verifier.verify_actor import VerifyActor
@@ -226,9 +227,10 @@ async def drafter_replica(
     draft_limits: DraftLimits | None = None,
     limits: ActorLimits | None = None,
     connect_limits: ConnectLimits | None = None,
+    features: FeatureStore | None = None,
 ) -> AsyncIterator[DrafterReplica]:
     """A drafter with any method."""
-    actor = DraftActor(method, draft_limits or DraftLimits(), limits or ActorLimits())
+    actor = DraftActor(method, draft_limits or DraftLimits(), limits or ActorLimits(), features=features)
     info = ModelInfo("toy", 64, 512, (), "toy-tokenizer", BOOT_ID, methods=method.info.methods)
     service = DrafterService(drafter_door(connect_limits), lambda: Replica(actor, info))
     async with _serve(service, actor, drafter_link) as replica:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from paceline.drafting.checkpoints.head_config import HeadConfig
-from paceline.drafting.checkpoints.tensor_table import TensorTable
+from paceline.checkpoint_files.head_config import HeadConfig
+from paceline.checkpoint_files.tensor_table import TensorTable
+from paceline.checkpoint_files.weight_files import find_weights, read_tensors
 from paceline.drafting.checkpoints.vocabulary_map import check_draft_map
-from paceline.drafting.checkpoints.weight_files import find_weights, read_tensors
 from paceline.drafting.checkpoints.writing import write_tensors
 
 STEM = "draft_vocabulary"

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import torch
 
+from paceline.checkpoint_files.head_config import HeadConfig
+from paceline.checkpoint_files.tensor_table import TensorTable
+from paceline.checkpoint_files.weight_files import FIELD, read_tensors
 from paceline.drafting.checkpoints.eagle_checkpoint import EagleCheckpoint, EagleConfig, EagleKind
 from paceline.drafting.checkpoints.eagle_names import (
     ATTENTION,
@@ -18,12 +21,9 @@ from paceline.drafting.checkpoints.eagle_names import (
     stored_name,
 )
 from paceline.drafting.checkpoints.eagle_options import read_eagle_config
-from paceline.drafting.checkpoints.head_config import HeadConfig
 from paceline.drafting.checkpoints.layouts import Layout, eagle_layout
 from paceline.drafting.checkpoints.target_facts import TargetFacts
-from paceline.drafting.checkpoints.tensor_table import TensorTable
 from paceline.drafting.checkpoints.vocabulary_map import check_draft_map
-from paceline.drafting.checkpoints.weight_files import FIELD, read_tensors
 from paceline.errors import ModelError
 
 __all__ = ["EagleCheckpoint", "EagleConfig", "EagleKind", "load_eagle"]

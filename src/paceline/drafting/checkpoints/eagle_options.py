@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
+from paceline.checkpoint_files.head_config import HeadConfig
+from paceline.checkpoint_files.tensor_table import TensorTable
 from paceline.drafting.checkpoints.eagle_checkpoint import EagleConfig
 from paceline.drafting.checkpoints.eagle_names import ATTENTION, MLP
-from paceline.drafting.checkpoints.head_config import HeadConfig
 from paceline.drafting.checkpoints.layouts import Layout
 from paceline.drafting.checkpoints.rope_options import read_rope
 from paceline.drafting.checkpoints.target_facts import TargetFacts
-from paceline.drafting.checkpoints.tensor_table import TensorTable
 from paceline.errors import ConfigurationError
 
 FORMAT_MARK = "paceline_format"

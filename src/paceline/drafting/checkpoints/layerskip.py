@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.drafting.checkpoints.head_config import HeadConfig
-from paceline.drafting.checkpoints.layouts import ADAPTER_CONFIG, Layout, is_causal_lm
-from paceline.drafting.checkpoints.lora import LoraAdapter, load_lora
+from paceline.adapted_model import ADAPTER_CONFIG, EXIT_LAYER
+from paceline.checkpoint_files.head_config import HeadConfig
+from paceline.checkpoint_files.lora import LoraAdapter, load_lora
+from paceline.checkpoint_files.weight_files import FIELD
+from paceline.drafting.checkpoints.layouts import Layout, is_causal_lm
 from paceline.drafting.checkpoints.target_facts import TargetFacts
-from paceline.drafting.checkpoints.weight_files import FIELD
 from paceline.errors import ConfigurationError, ModelError
-
-EXIT_LAYER = "exit_layer"
 
 
 @dataclass(frozen=True, slots=True)

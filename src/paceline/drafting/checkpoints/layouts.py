@@ -7,15 +7,13 @@ from collections.abc import Collection
 from enum import Enum
 from pathlib import Path
 
-from paceline.drafting.checkpoints.head_config import HeadConfig
-from paceline.drafting.checkpoints.weight_files import FIELD, find_weights, read_tensors
+from paceline.adapted_model import ADAPTER_CONFIG
+from paceline.checkpoint_files.head_config import HeadConfig
+from paceline.checkpoint_files.weight_files import FIELD, find_weights, read_tensors
 from paceline.errors import ConfigurationError, ModelError
 
 MEDUSA_STEMS = ("medusa_lm_head", "model", "pytorch_model")
 """Names of a Medusa checkpoint's file, the usual one first."""
-
-ADAPTER_CONFIG = "adapter_config.json"
-"""What `peft` calls the configuration of an adapter."""
 
 
 class Layout(Enum):

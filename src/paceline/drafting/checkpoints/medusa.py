@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
-from paceline.drafting.checkpoints.head_config import HeadConfig
+from paceline.checkpoint_files.head_config import HeadConfig
+from paceline.checkpoint_files.tensor_table import TensorTable
+from paceline.checkpoint_files.weight_files import FIELD, read_tensors
 from paceline.drafting.checkpoints.layouts import MEDUSA_STEMS, Layout, medusa_layout, without_medusa_prefix
 from paceline.drafting.checkpoints.medusa_checkpoint import MedusaCheckpoint, MedusaConfig, ResidualLayer
 from paceline.drafting.checkpoints.target_facts import TargetFacts
-from paceline.drafting.checkpoints.tensor_table import TensorTable
 from paceline.drafting.checkpoints.vocabulary_map import check_token_map
-from paceline.drafting.checkpoints.weight_files import FIELD, read_tensors
 from paceline.errors import ModelError
 
 __all__ = ["MedusaCheckpoint", "MedusaConfig", "ResidualLayer", "load_medusa"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.drafting.checkpoints.head_config import HeadConfig
+from paceline.checkpoint_files.head_config import HeadConfig
 
 DEFAULT_THETA = 10000.0
 """What the formats mean where nothing is said."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.drafting.checkpoints.head_config import HeadConfig
+from paceline.checkpoint_files.head_config import HeadConfig
 from paceline.errors import ModelError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from paceline.drafting.checkpoints.weight_files import FIELD
+from paceline.checkpoint_files.weight_files import FIELD
 from paceline.errors import ModelError
 
 _INTEGERS = (torch.int64, torch.int32)

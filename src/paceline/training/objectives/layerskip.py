@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from paceline.drafting.checkpoints.layerskip import EXIT_LAYER
+from paceline.adapted_model import EXIT_LAYER
 from paceline.drafting.checkpoints.writing import write_json, write_tensors
 from paceline.training.batches import Batch, shift
 from paceline.training.learner import Learner, Loss, Progress, stored

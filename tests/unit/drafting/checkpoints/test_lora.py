@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.drafting.checkpoints.lora import load_lora, merge_lora
+from paceline.checkpoint_files.lora import load_lora, merge_lora
 from paceline.errors import ConfigurationError, ModelError
 from tests.unit.drafting.checkpoints import samples
 from tests.unit.drafting.checkpoints.samples import HIDDEN

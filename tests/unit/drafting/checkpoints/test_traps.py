@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.checkpoint_files.weight_files import read_tensors
 from paceline.drafting.checkpoints.eagle import EagleCheckpoint, load_eagle
 from paceline.drafting.checkpoints.layerskip import load_layerskip
 from paceline.drafting.checkpoints.medusa import MedusaCheckpoint, load_medusa
 from paceline.drafting.checkpoints.target_facts import TargetFacts
-from paceline.drafting.checkpoints.weight_files import read_tensors
 from paceline.errors import ConfigurationError, ModelError
 from tests.unit.drafting.checkpoints import samples
 from tests.unit.drafting.checkpoints.samples import DRAFT_VOCAB, HIDDEN, TARGET, VOCAB
@@ -337,7 +337,7 @@ def test_files_that_hold_no_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     torch.save({"fc.weight": torch.ones(1, dtype=torch.int8)}, path)
     with pytest.raises(ModelError, match=r"fc.weight are int8"):
         read_tensors(tmp_path)
-    monkeypatch.setattr("paceline.drafting.checkpoints.weight_files.SIZE_LIMIT_BYTES", 10)
+    monkeypatch.setattr("paceline.checkpoint_files.weight_files.SIZE_LIMIT_BYTES", 10)
     with pytest.raises(ModelError, match="give the head alone"):
         read_tensors(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"1234")

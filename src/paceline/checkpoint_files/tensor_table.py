@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.drafting.checkpoints.weight_files import FIELD
+from paceline.checkpoint_files.weight_files import FIELD
 from paceline.errors import ModelError
 
 _MOST_NAMES = 8

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from paceline.drafting.checkpoints.head_config import HeadConfig
-from paceline.drafting.checkpoints.layouts import ADAPTER_CONFIG
-from paceline.drafting.checkpoints.tensor_table import TensorTable
-from paceline.drafting.checkpoints.weight_files import FIELD, read_tensors
+from paceline.adapted_model import ADAPTER_CONFIG
+from paceline.checkpoint_files.head_config import HeadConfig
+from paceline.checkpoint_files.tensor_table import TensorTable
+from paceline.checkpoint_files.weight_files import FIELD, read_tensors
 from paceline.errors import ModelError
 
 _KEY = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _OPTIONS = frozenset({"r", "lora_alpha", "peft_type", "use_rslora", "fan_in_fan_out", "exit_layer"})
 _REFUSED = ("use_dora", "fan_in_fan_out", "modules_to_save", "rank_pattern", "alpha_pattern", "lora_bias")
 
@@ -47,6 +48,11 @@ class LoraAdapter:
     folder: Path
     scale: float
     pairs: Mapping[str, LoraPair]
+
+    def cut(self, num_layers: int) -> LoraAdapter:
+        """What of it concerns a model that is cut after its first layers."""
+        behind = [name for name in self.pairs if (match := _LAYER.search(name)) and int(match[1]) >= num_layers]
+        return replace(self, pairs={name: pair for name, pair in self.pairs.items() if name not in behind})
 
 
 def load_lora(folder: Path) -> LoraAdapter:

@@ -70,6 +70,12 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServicer):
                 chunk=common_pb2.VocabularyChunk(first_id=chunk.first_id, pieces=chunk.pieces)
             )
 
+    async def ReadFeatures(  # noqa: N802
+        self, request: verifier_pb2.ReadFeaturesRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[verifier_pb2.ReadFeaturesResponse]:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        yield verifier_pb2.ReadFeaturesResponse()
+
     async def Connect(  # type: ignore[override]  # noqa: N802
         self,
         request_iterator: AsyncIterator[verifier_pb2.VerifierConnectRequest],

@@ -15,15 +15,16 @@ from paceline_gateway.fitness import Fitness
 from paceline_gateway.links import LinkState
 
 from paceline.errors import ConfigurationError, InvalidArgument, Unavailable
-from paceline.messages import VocabularyChunk
+from paceline.messages import FeatureDtype, FeatureFormat, VocabularyChunk
 from paceline.text.tokenizer import Tokenizer
 from tests.fakes.tiny_tokenizer import write_letters
 from tests.fakes.toy_runner import ToyRunner, hash_law
 from tests.integration.fleet import VOCAB, Fleet, generate, perfect_method, plain_tokens, until
-from tests.integration.test_gateway_links import HASH, INFO, fitness, linked
+from tests.integration.test_gateway_links import HASH, INFO, TOKENIZER, fitness, linked
 
 LAW = hash_law(VOCAB, seed=1)
 PROMPT = [1, 2, 3]
+FORM = FeatureFormat("final norm", 8)
 
 
 async def tells_nothing() -> Mapping[int, str]:
@@ -44,6 +45,36 @@ async def test_misfits_are_named(lane: Lane, changes: dict[str, Any], named: lis
         await fitness().check(lane, "host:1", replace(INFO, **changes), tells_nothing)
     for part in (*named, "host:1"):
         assert part in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("served", "refusal"),
+    [
+        ((), ""),
+        ((None, FORM), ""),
+        ((replace(FORM, dtype=FeatureDtype.FLOAT16),), ""),
+        ((None,), "verifiers serve none;"),
+        ((replace(FORM, width=9), None), "verifiers serve 'final norm' of 9 numbers, none;"),
+        ((replace(FORM, kind="layers 1,2"),), "verifiers serve 'layers 1,2' of 8 numbers;"),
+    ],
+)
+async def test_a_drafter_that_builds_on_features_that_nobody_serves_is_refused(
+    served: tuple[FeatureFormat | None, ...], refusal: str
+) -> None:
+    async def ask() -> tuple[FeatureFormat | None, ...]:
+        return served
+
+    subject = Fitness("toy", TOKENIZER, ask)
+    await subject.check(Lane.DRAFTER, "host:1", INFO, tells_nothing)
+    await subject.check(Lane.VERIFIER, "host:1", replace(INFO, features=FORM), tells_nothing)
+    needs = replace(INFO, features=FORM)
+    if refusal:
+        with pytest.raises(ConfigurationError) as caught:
+            await subject.check(Lane.DRAFTER, "host:1", needs, tells_nothing)
+        assert f"builds on the target's features 'final norm' of 8 numbers, but {refusal}" in caught.value.message
+        assert caught.value.field == "served_features"
+    else:
+        await subject.check(Lane.DRAFTER, "host:1", needs, tells_nothing)
 
 
 async def test_what_fits_is_not_asked_for_its_vocabulary() -> None:

@@ -23,7 +23,17 @@ from paceline_gateway.pool import Pool
 from tokenizers import models
 
 from paceline.errors import CapacityExceeded, InvalidArgument
-from paceline.messages import Close, Evicted, ModelInfo, Open, Opened, SamplingParams, Verify
+from paceline.messages import (
+    Close,
+    Evicted,
+    FeatureDtype,
+    FeatureFormat,
+    ModelInfo,
+    Open,
+    Opened,
+    SamplingParams,
+    Verify,
+)
 from paceline.runtime.supervisor import OnError, Supervisor
 from paceline.text.tokenizer import Tokenizer
 from paceline.v1 import common_pb2, verifier_pb2
@@ -274,12 +284,14 @@ async def test_a_replica_that_does_not_fit_is_refused_with_both_sides_named() ->
 
 
 @contextlib.asynccontextmanager
-async def pool_of(*infos: ModelInfo) -> AsyncIterator[tuple[Pool, list[FakeVerifier], list[str]]]:
+async def pool_of(
+    *infos: ModelInfo, lane: Lane = Lane.VERIFIER
+) -> AsyncIterator[tuple[Pool, list[FakeVerifier], list[str]]]:
     async with contextlib.AsyncExitStack() as stack:
         running = [await stack.enter_async_context(fake_verifier(info)) for info in infos]
         addresses = [address for _, address in running]
         supervisor = await stack.enter_async_context(Supervisor("test"))
-        pool = Pool(VERIFIER_CODEC, StaticDiscovery(addresses), check_verifiers())
+        pool = Pool(replace(VERIFIER_CODEC, lane=lane), StaticDiscovery(addresses), check_verifiers())
         pool.start(supervisor)
         await until(lambda: len(pool.snapshot.ready) == len(infos))
         yield pool, [peer for peer, _ in running], addresses
@@ -328,8 +340,10 @@ async def test_the_context_must_be_large_enough() -> None:
         assert pool.snapshot.max_model_len == 256
 
 
-async def test_a_session_that_names_a_method_gets_a_replica_that_offers_it() -> None:
-    async with pool_of(replace(INFO, methods=("a", "b")), replace(INFO, methods=("b", "c"))) as (pool, _, addresses):
+@pytest.mark.parametrize("lane", list(Lane))
+async def test_a_session_that_names_a_method_gets_a_replica_that_offers_it(lane: Lane) -> None:
+    infos = (replace(INFO, methods=("a", "b")), replace(INFO, methods=("b", "c")))
+    async with pool_of(*infos, lane=lane) as (pool, _, addresses):
         assert pool.snapshot.methods == ("a", "b", "c")
         assert [pool.snapshot.offers(method) for method in ("", "a", "b", "c", "a+b", "d")] == [True] * 4 + [False] * 2
         for method, address in (("a", addresses[0]), ("c", addresses[1])):
@@ -337,6 +351,23 @@ async def test_a_session_that_names_a_method_gets_a_replica_that_offers_it() -> 
                 port = Port()
                 pool.tell(find(f"{method}{number}", port, method=method))
                 assert await found_by(port) == address
+        # Without a drafter of its method a session decodes plainly; without a verifier it could not decode.
+        pool.tell(find("d", port := Port(), method="d"))
+        pool.tell(find("after it", last := Port()))
+        await found_by(last)
+        assert bool(port.of(Found)) == (lane is Lane.VERIFIER)
+        pool.tell(WithdrawFind("d"))
+
+
+async def test_a_drafter_that_builds_on_features_goes_to_sessions_whose_verifier_serves_them() -> None:
+    form = FeatureFormat("final norm", 8)
+    async with pool_of(replace(INFO, methods=("h",), features=form), lane=Lane.DRAFTER) as (pool, _, addresses):
+        for served in (None, replace(form, width=9), replace(form, kind="layers 1,2")):
+            assert not pool.snapshot.offers("h", (served,))
+            pool.tell(find("s", Port(), features=served))
+        pool.tell(find("s", port := Port(), features=replace(form, dtype=FeatureDtype.BFLOAT16)))
+        assert await found_by(port) == addresses[0]
+        assert pool.snapshot.offers("h", (None, form))
 
 
 async def test_a_session_waits_for_the_first_replica_and_may_give_up() -> None:

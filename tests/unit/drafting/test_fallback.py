@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.drafting.draft_model import DraftModelMethod
@@ -7,6 +9,7 @@ from paceline.drafting.fallback import FallbackMethod
 from paceline.drafting.method import DraftJob, MethodInfo
 from paceline.drafting.ngram import NgramMethod
 from paceline.drafting.torch_runner import TorchDraftRunner
+from paceline.engine.features import FeatureTaps
 from paceline.errors import CapacityExceeded, ConfigurationError
 from paceline.messages import SamplingParams
 from tests.fakes.scripted_drafter import ScriptedDrafter, empty, perfect
@@ -177,6 +180,16 @@ def test_facts_of_a_chain() -> None:
     assert both == MethodInfo(
         "draft_model+other", 100, 64, "hash", 6, kv_bytes=8, max_sessions=9, parts=("draft_model", "other")
     )
+
+
+def test_one_method_of_a_chain_may_build_on_features() -> None:
+    taps = FeatureTaps(width=4)
+    head = MethodInfo("eagle", taps=taps)
+    chain = FallbackMethod([NgramMethod(2, 3), ScriptedDrafter(empty(), info=head)])
+    assert chain.info.taps is taps
+    two = [ScriptedDrafter(empty(), info=replace(head, name=name)) for name in ("eagle", "medusa")]
+    with pytest.raises(ConfigurationError, match="of the methods eagle, medusa a chain can have one"):
+        FallbackMethod(two)
 
 
 def test_impossible_chains_are_refused() -> None:

@@ -34,6 +34,9 @@ PROVENANCE_FILE = "paceline_quantized.json"
 _FORMAT = 1
 """Part of the cache's folder names; raised when the same options give something else."""
 
+TRIMMED_VOCABULARY_FILE = "draft_vocabulary.safetensors"
+"""Lies beside a draft model whose ids are not the target's."""
+
 _REQUIRED_PACKAGES = ("onnxruntime-genai", "onnx", "onnx-ir", "torch", "transformers")
 _LOG_TAIL_LINES = 12
 
@@ -121,9 +124,16 @@ def quantize(
 
     Raises:
         ConfigurationError: the `onnx` or `engine` extra is missing, or `out_dir` holds something else.
-        ModelError: the builder cannot export this model; its last words are in the message.
+        ModelError: the model has a trimmed vocabulary, or the builder cannot export it; its last words are in the
+            message.
     """
     source = resolve(model, progress=progress)
+    if (source / TRIMMED_VOCABULARY_FILE).is_file():
+        raise ModelError(
+            f"{source} has a trimmed vocabulary, which the ONNX runner does not know: run it as it is with runner "
+            "torch, with quantization int8 where that is faster",
+            field="model",
+        )
     folder = quantized_dir(source, bits) if out_dir is None else out_dir.expanduser().resolve()
     if _is_made(folder, source, bits):
         return folder

@@ -15,8 +15,10 @@ from enum import Enum
 import torch
 
 from paceline.drafting.draft_runner import DraftRunner, Feed
+from paceline.drafting.draft_vocabulary import DraftVocabulary
 from paceline.drafting.method import DraftJob, MethodInfo
 from paceline.drafting.rows import rows_to_keep
+from paceline.engine.draft_candidates import draft_candidates
 from paceline.engine.draft_sampling import draw_drafts
 from paceline.engine.sampling import DraftChoice, DraftRow, draft_tokens
 from paceline.errors import ConfigurationError
@@ -48,6 +50,7 @@ class DraftModelMethod:
         eos_token_ids: ids that `min_tokens` masks.
         draft_sample_method: how to choose under `ratio`.
         num_draft_probs: most tokens of a distribution that drafts are drawn from and that is sent with them.
+        draft_vocabulary: of a model that knows only some of the target's tokens; None where ids are the target's.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class DraftModelMethod:
         eos_token_ids: tuple[int, ...] = (),
         draft_sample_method: DraftSampleMethod = DraftSampleMethod.PROBABILISTIC,
         num_draft_probs: int = 64,
+        draft_vocabulary: DraftVocabulary | None = None,
     ) -> None:
         if num_draft_probs < 1:
             raise ConfigurationError(
@@ -70,10 +74,12 @@ class DraftModelMethod:
         self._runner = runner
         self._eos_token_ids = eos_token_ids
         facts = runner.info
-        self._num_embeddings = facts.vocab_size
+        self._draft_vocabulary = draft_vocabulary
+        known_ids = facts.vocab_size if draft_vocabulary is None else draft_vocabulary.target_vocab_size
+        self._num_embeddings = known_ids
         self._info = MethodInfo(
             name="draft_model",
-            vocab_size=min(facts.vocab_size, vocab_limit or facts.vocab_size),
+            vocab_size=min(known_ids, vocab_limit or known_ids),
             max_model_len=facts.max_model_len,
             tokenizer_hash=tokenizer_hash,
             vocabulary=vocabulary or {},
@@ -125,7 +131,7 @@ class DraftModelMethod:
         planned = self._plan([job for job in jobs if not job.done])
         if not planned:
             return
-        results = self._runner.forward([feed for _, feed in planned])
+        results = self._runner.forward([self._in_draft_ids(feed) for _, feed in planned])
         chosen: list[tuple[DraftJob, torch.Tensor]] = []
         for (job, feed), result in zip(planned, results, strict=True):
             self._fed[job.session] = list(feed.tokens[: self._runner.rows(job.session)])
@@ -150,6 +156,11 @@ class DraftModelMethod:
                 planned.append((job, Feed(job.session, tokens, keep_rows, is_context=not job.tokens)))
         return planned
 
+    def _in_draft_ids(self, feed: Feed) -> Feed:
+        if self._draft_vocabulary is None:
+            return feed
+        return replace(feed, tokens=self._draft_vocabulary.to_draft(feed.tokens))
+
     def _can_feed(self, job: DraftJob, tokens: Sequence[int], keep_rows: int) -> bool:
         if not tokens or len(job.tokens) >= job.max_depth or len(tokens) > self._info.max_model_len:
             return False
@@ -166,6 +177,7 @@ class DraftModelMethod:
     @torch.inference_mode()
     def _choose(self, chosen: Sequence[tuple[DraftJob, torch.Tensor]]) -> None:
         """Appends each job's next token, chosen from its logits # [vocab_size]."""
+        target_ids = None if self._draft_vocabulary is None else self._draft_vocabulary.target_ids
         drawn = [entry for entry in chosen if self._is_drawn(entry[0])]
         others = [entry for entry in chosen if not self._is_drawn(entry[0])]
         if drawn:
@@ -176,16 +188,23 @@ class DraftModelMethod:
                 num_draft_probs=self._num_draft_probs,
                 vocab_size=self._info.vocab_size,
                 eos_token_ids=self._eos_token_ids,
+                target_ids=target_ids,
             )
             self._append(drawn, choices)
         if others:
             rows = [_draft_row(job, _without_chance(job)) for job, _ in others]
-            self._append(
-                others,
-                draft_tokens(
-                    _stacked(others), rows, vocab_size=self._info.vocab_size, eos_token_ids=self._eos_token_ids
-                ),
-            )
+            self._append(others, self._best(_stacked(others), rows, target_ids))
+
+    def _best(
+        self, logits: torch.Tensor, rows: Sequence[DraftRow], target_ids: torch.Tensor | None
+    ) -> Sequence[DraftChoice | None]:
+        vocab_size, eos_token_ids = self._info.vocab_size, self._eos_token_ids
+        if target_ids is None:
+            return draft_tokens(logits, rows, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+        found = draft_candidates(
+            logits, rows, num=1, vocab_size=vocab_size, eos_token_ids=eos_token_ids, target_ids=target_ids
+        )
+        return [candidates[0] if candidates else None for candidates in found]
 
     def _is_drawn(self, job: DraftJob) -> bool:
         probabilistic = self._draft_sample_method is DraftSampleMethod.PROBABILISTIC

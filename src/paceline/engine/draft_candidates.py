@@ -59,7 +59,7 @@ def draft_candidates(
         sessions = draft_sessions(logits, rows, vocab_size, eos_token_ids)
         target_ids = torch.arange(min(vocab_size, logits.shape[1]), device=logits.device)
     else:
-        rows, eos_token_ids = _in_draft_ids(rows, eos_token_ids, target_ids, vocab_size)
+        rows, eos_token_ids = in_draft_ids(rows, eos_token_ids, target_ids, vocab_size)
         sessions = draft_sessions(logits, rows, len(target_ids), eos_token_ids)
     alike: dict[Shaping | None, list[int]] = {}
     for index, session in enumerate(sessions):
@@ -71,10 +71,13 @@ def draft_candidates(
     return [candidates[index] for index in range(len(rows))]
 
 
-def _in_draft_ids(
+def in_draft_ids(
     rows: Sequence[DraftRow], eos_token_ids: tuple[int, ...], target_ids: torch.Tensor, vocab_size: int
 ) -> tuple[list[DraftRow], tuple[int, ...]]:
-    """Translates what processing looks at; a token that the draft model lacks becomes -1, which is ignored."""
+    """Rows and ends of generation in the columns of a draft vocabulary, for processing.
+
+    A token that the draft model lacks becomes -1, which is ignored.
+    """
     to_column = torch.full((vocab_size,), -1, dtype=torch.int64, device=target_ids.device)
     to_column[target_ids] = torch.arange(len(target_ids), device=target_ids.device)
 

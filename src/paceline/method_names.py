@@ -17,7 +17,10 @@ HEAD_METHODS = ("medusa", "eagle", "eagle3")
 """Methods of a head that builds on the target's hidden states: a drafter may be told to use one if its verifiers serve
 these, and if it is given the head."""
 
-SELF_DRAFT_METHODS = ("ngram", "medusa", "eagle", "eagle3")
+CUT_METHODS = ("layerskip",)
+"""Methods of the target's own first layers: a drafter may be told to use one if its model is the target."""
+
+SELF_DRAFT_METHODS = ("ngram", "medusa", "eagle", "eagle3", "layerskip")
 """Methods that a verifier may be told to use."""
 
 

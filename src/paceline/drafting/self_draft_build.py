@@ -38,6 +38,7 @@ class SelfDraftSettings:
         eagle_topk: candidates per node of an EAGLE tree; 1 drafts chains.
         num_draft_tokens: most nodes of an EAGLE tree.
         medusa_tree: shape of a Medusa tree, as `TreeShape.parse` reads it.
+        exit_layer: `layerskip` drafts with layers [0, exit_layer); None for what the target's config.json says.
         max_draft_tokens: nodes of a block that the target judges; a larger tree is refused.
         max_sessions: sessions at once; 0 for any number.
         prompt_lookup_min: shortest suffix that `ngram` looks up.
@@ -50,6 +51,7 @@ class SelfDraftSettings:
     eagle_topk: int = 1
     num_draft_tokens: int = 16
     medusa_tree: str = DEFAULT_MEDUSA_TREE
+    exit_layer: int | None = None
     max_draft_tokens: int = 16
     max_sessions: int = 0
     prompt_lookup_min: int = 3
@@ -176,6 +178,39 @@ def _plan_eagle(settings: SelfDraftSettings, target_folder: Path) -> SelfDraftPl
     return SelfDraftPlan(make_taps(checkpoint), make)
 
 
+def _plan_layerskip(settings: SelfDraftSettings, target_folder: Path) -> SelfDraftPlan:
+    from paceline.drafting.checkpoints.layerskip import load_layerskip
+    from paceline.drafting.checkpoints.target_facts import read_target_facts
+    from paceline.drafting.layerskip import LayerSkipMethod
+    from paceline.engine.native.native_runner import NativeRunner
+
+    if settings.model:
+        raise ConfigurationError(
+            "layerskip drafts with the target itself: give the model or adapter that was trained for it as model, and "
+            "leave self_draft_model empty",
+            field="self_draft_model",
+        )
+    checkpoint = load_layerskip(target_folder, read_target_facts(target_folder), settings.exit_layer)
+
+    def make(target: LendsParts, tokenizer: Tokenizer) -> DraftMethod:
+        if not isinstance(target, NativeRunner):
+            raise ConfigurationError(
+                "layerskip inside a verifier needs the native runner, which does not run this target: draft with "
+                "another method, or in a drafter service",
+                field="self_draft_method",
+            )
+        return LayerSkipMethod(
+            target,
+            exit_layer=checkpoint.exit_layer,
+            vocab_limit=tokenizer.vocab_size,
+            eos_token_ids=target.eos_token_ids,
+            tokenizer_hash=tokenizer.fingerprint,
+            vocabulary=tokenizer.vocabulary,
+        )
+
+    return SelfDraftPlan(None, make)
+
+
 def _check_size(settings: SelfDraftSettings, num_nodes: int, field: str, value: str) -> None:
     if num_nodes > settings.max_draft_tokens:
         raise ConfigurationError(
@@ -207,4 +242,5 @@ _PLANS: Mapping[str, Callable[[SelfDraftSettings, Path], SelfDraftPlan]] = {
     "medusa": _plan_medusa,
     "eagle": _plan_eagle,
     "eagle3": _plan_eagle,
+    "layerskip": _plan_layerskip,
 }

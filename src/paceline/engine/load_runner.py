@@ -23,6 +23,7 @@ def load_runner(
     dtype: ModelDtype = ModelDtype.FLOAT32,
     device: str = "cpu",
     options: RunnerOptions = DEFAULT_OPTIONS,
+    num_layers: int | None = None,
 ) -> LoadedRunner:
     """Loads a model from safetensors and gets it ready to run.
 
@@ -31,13 +32,14 @@ def load_runner(
         dtype: number format.
         device: "cpu" or "cuda:N".
         options: how to run it; `options.runner` says with which code.
+        num_layers: only the first layers are loaded and run, before the final norm and the head; None for all.
 
     Raises:
         ModelError: the model cannot serve; says why and what to do.
         ConfigurationError: the device is not there, the key/value budget is too small, the native runner was asked for
             and does not know the model, or weights are to be quantised and cannot be.
     """
-    loaded = load_model(folder, dtype=dtype, device=device)
+    loaded = load_model(folder, dtype=dtype, device=device, num_layers=num_layers)
     quantised = options.quantization is not Quantization.NONE
     if options.runner is RunnerChoice.TRANSFORMERS and not quantised:
         return TransformersRunner(loaded, options)
@@ -60,4 +62,4 @@ def load_runner(
         )
     logger.info("the transformers runner serves", extra={"model": str(folder), "reason": reason})
     # Loaded anew, because the native runner may have taken the weights away.
-    return TransformersRunner(load_model(folder, dtype=dtype, device=device), options)
+    return TransformersRunner(load_model(folder, dtype=dtype, device=device, num_layers=num_layers), options)

@@ -18,6 +18,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from paceline.adapted_model import ADAPTER_FOLDER, is_adapter
+from paceline.checkpoint_files.lora import load_lora, merge_lora
 from paceline.errors import ConfigurationError, ModelError
 
 _RECURRENT_LAYERS = ("mamba", "hybrid", "linear_attention", "recurrent", "conv", "ssm", "rwkv")
@@ -62,13 +64,18 @@ class LoadedModel:
     vocab_size: int
 
 
-def load_model(folder: Path, *, dtype: ModelDtype = ModelDtype.FLOAT32, device: str = "cpu") -> LoadedModel:
+def load_model(
+    folder: Path, *, dtype: ModelDtype = ModelDtype.FLOAT32, device: str = "cpu", num_layers: int | None = None
+) -> LoadedModel:
     """Loads a model from safetensors; code that comes with a model is never run.
+
+    An adapter that `paceline.model_source.resolve` has put beside the weights is added to them.
 
     Args:
         folder: as `paceline.model_source.resolve` returns it.
         dtype: number format.
         device: "cpu" or "cuda:N".
+        num_layers: only the first layers are loaded, before the final norm and the head; None for all.
 
     Raises:
         ModelError: the model cannot serve; says why and what to do.
@@ -77,6 +84,8 @@ def load_model(folder: Path, *, dtype: ModelDtype = ModelDtype.FLOAT32, device: 
     _check_device(device)
     config = _load_config(folder)
     _check_config(config, folder)
+    if num_layers is not None:
+        _cut(config, num_layers)
     if not (folder / "tokenizer.json").is_file():
         raise ModelError(f"{folder} has no tokenizer.json: give a model with a fast tokenizer", field="model")
     eos_token_ids = find_eos_token_ids(folder)
@@ -85,7 +94,7 @@ def load_model(folder: Path, *, dtype: ModelDtype = ModelDtype.FLOAT32, device: 
             f"{folder} names no end-of-sequence token: set eos_token_id in its generation_config.json", field="model"
         )
     try:
-        with _no_progress_bar():
+        with _quiet(warnings=num_layers is None):
             model = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
@@ -99,6 +108,9 @@ def load_model(folder: Path, *, dtype: ModelDtype = ModelDtype.FLOAT32, device: 
     except (ValueError, OSError, KeyError, ImportError) as error:
         raise ModelError(f"{folder} cannot be loaded as a causal language model: {error}", field="model") from error
     model.train(mode=False).requires_grad_(requires_grad=False)
+    if is_adapter(folder / ADAPTER_FOLDER):
+        adapter = load_lora(folder / ADAPTER_FOLDER)
+        merge_lora(model, adapter if num_layers is None else adapter.cut(num_layers))
     return LoadedModel(model, folder, eos_token_ids, _context_limit(config), config.get_text_config().vocab_size)
 
 
@@ -111,13 +123,17 @@ def own_logits(model: PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
 
 
 @contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Keeps `transformers` from drawing into a service's log."""
+def _quiet(*, warnings: bool) -> Iterator[None]:
+    """Keeps `transformers` from drawing into a service's log, and perhaps from telling of weights that are not used."""
     shown = transformers_logging.is_progress_bar_enabled()
+    verbosity = transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    if not warnings:
+        transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
+        transformers_logging.set_verbosity(verbosity)
         if shown:
             transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
@@ -168,6 +184,22 @@ def _check_config(config: PreTrainedConfig, folder: Path) -> None:
             "token: give a model with attention layers only",
             field="model",
         )
+
+
+def _cut(config: PreTrainedConfig, num_layers: int) -> None:
+    """Makes a configuration that of the first layers alone.
+
+    Raises:
+        ConfigurationError: there are not as many.
+    """
+    text = config.get_text_config()
+    if not 1 <= num_layers <= text.num_hidden_layers:
+        raise ConfigurationError(
+            f"{num_layers} layers are wanted of a model with {text.num_hidden_layers}", field="exit_layer"
+        )
+    text.num_hidden_layers = num_layers
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:num_layers]
 
 
 def _context_limit(config: PreTrainedConfig) -> int:

@@ -53,7 +53,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(method: str, folder: Path) -> SelfDraftSettings:
     model = str(SAMPLES[method]().write(folder / method)) if method in SAMPLES else ""
-    return SelfDraftSettings(method, model, kv_bytes=KV_BYTES, eagle_topk=2, num_draft_tokens=6)
+    exit_layer = 4 if method == "layerskip" else None
+    return SelfDraftSettings(method, model, kv_bytes=KV_BYTES, eagle_topk=2, num_draft_tokens=6, exit_layer=exit_layer)
 
 
 @pytest.mark.parametrize("method", SELF_DRAFT_METHODS)
@@ -62,10 +63,11 @@ def test_every_method_drafts_inside_the_engine_and_changes_no_token(method: str,
     runner = NativeRunner(load_model(target), RunnerOptions(kv_bytes=KV_BYTES, taps=plan.taps))
     drafter = plan.build(runner, Tokenizer.load(target))
     assert drafter.method == method
-    assert (drafter.taps is None) == (method == "ngram")
+    without_head = method in {"ngram", "layerskip"}
+    assert (drafter.taps is None) == without_head
     assert 0 <= drafter.kv_bytes <= KV_BYTES
     assert (drafter.kv_bytes > 0) == method.startswith("eagle")
-    assert (drafter.weights_bytes > 0) == (method != "ngram")
+    assert (drafter.weights_bytes > 0) == (not without_head)
     engine = TargetEngine(runner, self_drafter=drafter)
     for sampling in (SamplingParams(temperature=0.0, ignore_eos=True), SamplingParams(seed=5, ignore_eos=True)):
         requests = [LocalRequest((3, 1, 4, 1, 5, 9, 2, index), sampling, 7) for index in range(2)]

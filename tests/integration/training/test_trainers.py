@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.checkpoint_files.lora import merge_lora
 from paceline.drafting.checkpoints.draft_vocabulary import load_draft_vocabulary
 from paceline.drafting.checkpoints.layerskip import load_layerskip
-from paceline.drafting.checkpoints.lora import merge_lora
 from paceline.drafting.checkpoints.target_facts import TargetFacts
 from paceline.engine.loader import load_model, own_logits
 from paceline.training.corpus import load_corpus

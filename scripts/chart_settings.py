@@ -14,7 +14,7 @@ from paceline_drafter.settings import DrafterSettings
 from paceline_gateway.settings import GatewaySettings
 from paceline_verifier.settings import VerifierSettings
 
-from paceline.method_names import HEAD_METHODS, POOL_METHODS
+from paceline.method_names import CUT_METHODS, HEAD_METHODS, POOL_METHODS
 from paceline.runtime.settings import ServiceSettings
 
 SCHEMA_FILE = Path(__file__).resolve().parents[1] / "k8s" / "chart" / "values.schema.json"
@@ -61,7 +61,7 @@ def updated(schema: dict[str, Any]) -> dict[str, Any]:
     current: dict[str, Any] = {
         f"{service}Settings": settings_schema(settings_class) for service, settings_class in CLASSES.items()
     }
-    methods = [*POOL_METHODS, *HEAD_METHODS]
+    methods = [*POOL_METHODS, *HEAD_METHODS, *CUT_METHODS]
     current["methods"] = {"type": "array", "items": {"enum": methods}, "minItems": 1, "uniqueItems": True}
     return schema | {"definitions": schema["definitions"] | current}
 

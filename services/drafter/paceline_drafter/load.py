@@ -97,6 +97,7 @@ def method_settings(settings: DrafterSettings) -> MethodSettings:
         draft_head=settings.draft_head,
         eagle_topk=settings.eagle_topk,
         medusa_tree=settings.medusa_tree,
+        exit_layer=settings.exit_layer,
         max_draft_tokens=settings.max_draft_tokens,
         runner=RunnerKind(settings.runner),
         bits=Bits(settings.quantize_bits),

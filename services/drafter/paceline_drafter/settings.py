@@ -18,8 +18,8 @@ class DrafterSettings(ModelServiceSettings):
     method: Annotated[tuple[str, ...], NoDecode] = ("draft_model",)
     """Drafting methods in order of preference, such as ngram,draft_model: the next one where one finds nothing."""
     model: str = ""
-    """Draft model: a folder, GGUF file, hub id or built-in name; not needed for ngram. For medusa, eagle and eagle3 the
-    target, of which only embedding and output layer are loaded."""
+    """Draft model: a folder, GGUF file, hub id or built-in name; not needed for ngram. The
+    target for medusa, eagle and eagle3, which load its embedding and output layer, and layerskip, for first layers too."""
     draft_head: str = ""
     """Head of medusa, eagle or eagle3, trained for the target: a folder. Verifiers must serve its features."""
     model_name: str = ""
@@ -42,6 +42,8 @@ class DrafterSettings(ModelServiceSettings):
     """Most tokens of one proposal."""
     eagle_topk: int = Field(default=1, ge=1, le=64)
     """Candidates per node of an EAGLE tree, which has up to `max_draft_tokens` nodes; 1 drafts chains."""
+    exit_layer: int | None = Field(default=None, ge=1)
+    """Layers of the target that layerskip drafts with; none for what the target's config.json names."""
     medusa_tree: str = "derived:16"
     """Shape of a Medusa tree: chain:N, derived:N (N nodes by the heads' accuracies), classic_63, or nodes: 0,1,0.0."""
     feature_bytes: int = Field(default=256 * 2**20, ge=2**20)

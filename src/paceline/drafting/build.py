@@ -16,7 +16,7 @@ from paceline.drafting.onnx_runner import OnnxDraftRunner, is_onnx_model
 from paceline.drafting.torch_runner import TorchDraftRunner
 from paceline.engine.runner_options import Quantization, RunnerChoice, RunnerOptions
 from paceline.errors import ConfigurationError
-from paceline.method_names import HEAD_METHODS, POOL_METHODS
+from paceline.method_names import CUT_METHODS, HEAD_METHODS, POOL_METHODS
 from paceline.model_source import Progress, resolve
 from paceline.quantize import Bits, quantize
 from paceline.text.tokenizer import Tokenizer
@@ -42,10 +42,12 @@ class MethodSettings:
     Attributes:
         methods: names in order of preference; several make a fallback chain.
         draft_model: folder, GGUF file, hub id or built-in name of the draft model; a folder written by
-            `paceline quantize` selects the ONNX runner. For a head, the target: its embedding and head are used.
+            `paceline quantize` selects the ONNX runner. For a head, the target: its embedding and head are used; for
+            `layerskip` the target too: its first layers are.
         draft_head: folder of the head's checkpoint, for `medusa`, `eagle` and `eagle3`.
         eagle_topk: candidates per node of an EAGLE tree; 1 drafts chains.
         medusa_tree: shape of a Medusa tree.
+        exit_layer: layers of the target that `layerskip` drafts with; None for what its config.json names.
         max_draft_tokens: most tokens of a tree.
         runner: what runs it.
         bits: width of the weights when `runner` asks for a quantised copy.
@@ -67,6 +69,7 @@ class MethodSettings:
     draft_head: str = ""
     eagle_topk: int = 1
     medusa_tree: str = "derived:16"
+    exit_layer: int | None = None
     max_draft_tokens: int = 16
     runner: RunnerKind = RunnerKind.AUTO
     bits: Bits = Bits.INT8
@@ -94,16 +97,17 @@ def build_method(settings: MethodSettings, progress: Progress = lambda _line: No
         ConfigurationError: a method is unknown, `draft_model` is missing, or an extra is not installed.
         NotFound, Unavailable, ModelError: the model cannot be found, fetched or loaded.
     """
-    known = (*POOL_METHODS, *HEAD_METHODS)
+    of_target = {*HEAD_METHODS, *CUT_METHODS}
+    known = (*POOL_METHODS, *HEAD_METHODS, *CUT_METHODS)
     unknown = [name for name in settings.methods if name not in known]
     if unknown or not settings.methods:
         raise ConfigurationError(
             f"drafting methods {list(settings.methods)}: name one or more of {', '.join(known)}", field="methods"
         )
-    if "draft_model" in settings.methods and set(settings.methods) & set(HEAD_METHODS):
+    if "draft_model" in settings.methods and set(settings.methods) & of_target:
         raise ConfigurationError(
-            f"drafting methods {list(settings.methods)}: draft_model needs its own model and a head needs the target, "
-            "so they cannot be in one chain; start a drafter for each",
+            f"drafting methods {list(settings.methods)}: draft_model needs its own model, a head or layerskip the "
+            "target, so they cannot be in one chain; start a drafter for each",
             field="methods",
         )
     methods = [_one_method(name, settings, progress) for name in settings.methods]
@@ -120,14 +124,18 @@ def _one_method(name: str, settings: MethodSettings, progress: Progress) -> Draf
         return build_pool_head(name, settings, progress)
     if not settings.draft_model:
         raise ConfigurationError(
-            "the method draft_model needs a model: set draft_model to a folder, a .gguf file, a hub id, a built-in "
-            "name or the folder that `paceline quantize` made",
+            f"the method {name} needs a model: set draft_model to a folder, a .gguf file, a hub id, a built-in name "
+            "or, for draft_model, the folder that `paceline quantize` made",
             field="draft_model",
         )
+    if name in CUT_METHODS:
+        _refuse_onnx(name, settings)
     folder = _model_folder(settings, progress)
+    num_layers = _exit_layer(folder, settings) if name in CUT_METHODS else None
     tokenizer = Tokenizer.load(folder)
     return DraftModelMethod(
-        _runner(folder, settings),
+        _runner(folder, settings, num_layers),
+        name=name,
         tokenizer_hash=tokenizer.fingerprint,
         vocabulary=tokenizer.vocabulary,
         vocab_limit=tokenizer.vocab_size,
@@ -154,6 +162,22 @@ def _model_folder(settings: MethodSettings, progress: Progress) -> Path:
     return resolve(settings.draft_model, progress=progress)
 
 
+def _refuse_onnx(name: str, settings: MethodSettings) -> None:
+    if settings.runner is RunnerKind.ONNX or is_onnx_model(Path(settings.draft_model).expanduser()):
+        raise ConfigurationError(
+            f"the method {name} runs the first layers of the target, which runner onnx cannot: set runner to torch and "
+            "draft_model to the target",
+            field="runner",
+        )
+
+
+def _exit_layer(folder: Path, settings: MethodSettings) -> int:
+    from paceline.drafting.checkpoints.layerskip import load_layerskip
+    from paceline.drafting.checkpoints.target_facts import read_target_facts
+
+    return load_layerskip(folder, read_target_facts(folder), settings.exit_layer).exit_layer
+
+
 def _refuse_quantization(settings: MethodSettings) -> None:
     if settings.quantization is not Quantization.NONE:
         raise ConfigurationError(
@@ -163,7 +187,7 @@ def _refuse_quantization(settings: MethodSettings) -> None:
         )
 
 
-def _runner(folder: Path, settings: MethodSettings) -> DraftRunner:
+def _runner(folder: Path, settings: MethodSettings, num_layers: int | None) -> DraftRunner:
     if is_onnx_model(folder):
         return OnnxDraftRunner(
             folder,
@@ -173,10 +197,10 @@ def _runner(folder: Path, settings: MethodSettings) -> DraftRunner:
             max_batch_tokens=settings.max_batch_tokens,
             num_threads=settings.num_threads,
         )
-    return _torch_runner(folder, settings)
+    return _torch_runner(folder, settings, num_layers)
 
 
-def _torch_runner(folder: Path, settings: MethodSettings) -> DraftRunner:
+def _torch_runner(folder: Path, settings: MethodSettings, num_layers: int | None) -> DraftRunner:
     # Here, because these import `transformers`, which takes seconds and the ONNX runner does without.
     from paceline.engine.load_runner import load_runner
     from paceline.engine.loader import ModelDtype
@@ -188,5 +212,7 @@ def _torch_runner(folder: Path, settings: MethodSettings) -> DraftRunner:
         runner=RunnerChoice.TRANSFORMERS if generic else RunnerChoice.AUTO,
         quantization=settings.quantization,
     )
-    runner = load_runner(folder, dtype=ModelDtype(settings.dtype), device=settings.device, options=options)
+    runner = load_runner(
+        folder, dtype=ModelDtype(settings.dtype), device=settings.device, options=options, num_layers=num_layers
+    )
     return TorchDraftRunner(runner, settings.max_sessions, settings.max_batch_tokens)

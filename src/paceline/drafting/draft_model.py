@@ -43,6 +43,7 @@ class DraftModelMethod:
 
     Args:
         runner: the model and its rows.
+        name: of the method; `layerskip` where the model is the target's first layers.
         tokenizer_hash: fingerprint of the model's tokenizer.
         vocabulary: its tokens.
         vocab_limit: ids at or above it are never proposed, whatever the model's output layer holds; None for the
@@ -57,6 +58,7 @@ class DraftModelMethod:
         self,
         runner: DraftRunner,
         *,
+        name: str = "draft_model",
         tokenizer_hash: str = "",
         vocabulary: Mapping[int, str] | None = None,
         vocab_limit: int | None = None,
@@ -78,7 +80,7 @@ class DraftModelMethod:
         known_ids = facts.vocab_size if draft_vocabulary is None else draft_vocabulary.target_vocab_size
         self._num_embeddings = known_ids
         self._info = MethodInfo(
-            name="draft_model",
+            name=name,
             vocab_size=min(known_ids, vocab_limit or known_ids),
             max_model_len=facts.max_model_len,
             tokenizer_hash=tokenizer_hash,

@@ -18,8 +18,8 @@ class DrafterSettings(ModelServiceSettings):
     method: Annotated[tuple[str, ...], NoDecode] = ("draft_model",)
     """Drafting methods in order of preference, such as ngram,draft_model: the next one where one finds nothing."""
     model: str = ""
-    """Draft model: a folder, GGUF file, hub id or built-in name; not needed for ngram. The
-    target for medusa, eagle and eagle3, which load its embedding and output layer, and layerskip, for first layers too."""
+    """Draft model: a folder, GGUF file, hub id or built-in name; not needed for ngram. For
+    medusa, eagle and eagle3 the target, of which embedding and output layer are loaded; layerskip adds layers."""
     draft_head: str = ""
     """Head of medusa, eagle or eagle3, trained for the target: a folder. Verifiers must serve its features."""
     model_name: str = ""

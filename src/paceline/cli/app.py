@@ -16,13 +16,14 @@ from paceline.cli.console import (
     print_os_error,
     read_stdin,
 )
+from paceline.cli.drafting_options import Placement
 from paceline.cli.fleet_options import DEFAULT_ADDRESS, DEFAULT_HTTP_PORT, DEFAULT_MODEL, DEFAULT_PORT, FleetOptions
 from paceline.cli.serve import ServiceName
 from paceline.cli.train import train_app
 from paceline.errors import PacelineError
 from paceline.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, exit_code
 from paceline.messages import AcceptanceRule
-from paceline.method_names import POOL_METHODS
+from paceline.method_names import METHOD_NAMES
 
 
 class ErrorsInOneLine(TyperGroup):
@@ -73,7 +74,7 @@ TlsCaFile = Annotated[Path | None, typer.Option(help="PEM authorities to trust; 
 TlsCertFile = Annotated[Path | None, typer.Option(help="PEM certificate chain to show (mutual TLS).")]
 TlsKeyFile = Annotated[Path | None, typer.Option(help="PEM private key of --tls-cert-file.")]
 Method = Annotated[
-    str, typer.Option(help="Draft by this method only, such as ngram; default: whatever the drafter does.")
+    str, typer.Option(help="Draft by this method only, such as ngram or eagle3; default: whatever the fleet does.")
 ]
 MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the best token each time.")]
@@ -116,11 +117,35 @@ def up(
         str, typer.Option(help="Draft model: int8 or int4 for a quantised copy of the target, or as --model.")
     ] = "int8",
     method: Annotated[
-        str, typer.Option(help=f"One of {', '.join(POOL_METHODS)}, or a chain such as ngram,draft_model.")
+        str, typer.Option(help=f"One of {', '.join(METHOD_NAMES)}, or a chain such as ngram,draft_model.")
     ] = "draft_model",
-    num_speculative_tokens: Annotated[int, typer.Option(min=0, help="Draft tokens per block; 0: no drafter.")] = 4,
+    head: Annotated[
+        str,
+        typer.Option(
+            help="Trained checkpoint of medusa, eagle, eagle3 or layerskip: a folder or hub id; default: the example "
+            "for the built-in target."
+        ),
+    ] = "",
+    placement: Annotated[
+        Placement,
+        typer.Option(help="Draft in the verifier itself or in a pool of drafters; auto: as the method is best."),
+    ] = Placement.AUTO,
+    num_speculative_tokens: Annotated[
+        int, typer.Option(min=0, help="Draft tokens per block, or depth of a tree; 0: no drafting.")
+    ] = 4,
+    eagle_topk: Annotated[
+        int | None, typer.Option(min=1, help="Candidates per node of an EAGLE tree; 1 drafts chains (default).")
+    ] = None,
+    num_draft_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most nodes of a tree of medusa, eagle or eagle3 (default: 16).")
+    ] = None,
+    exit_layer: Annotated[
+        int | None, typer.Option(min=1, help="Layers after which layerskip drafts; default: as its checkpoint says.")
+    ] = None,
     verifiers: Annotated[int, typer.Option(min=1, help="Verifier processes.")] = 1,
-    drafters: Annotated[int, typer.Option(min=0, help="Drafter processes; 0 decodes plainly.")] = 1,
+    drafters: Annotated[
+        int, typer.Option(min=0, help="Drafter processes, if there is a pool of them; 0 decodes plainly.")
+    ] = 1,
     verifier_device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     drafter_device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="Type of the weights: float32, bfloat16 or float16.")] = "float32",
@@ -131,6 +156,8 @@ def up(
     json_output: Json = False,
 ) -> None:
     """Starts Redis, verifiers, drafters and a gateway on this machine; Ctrl-C stops them all.
+
+    A method that needs the target's hidden states drafts in the verifiers (see --placement), without drafters.
 
     PACELINE_GATEWAY_*, PACELINE_VERIFIER_* and PACELINE_DRAFTER_* in the environment reach the services: API keys, TLS,
     log format and all that `paceline serve gateway --help` lists and no option here decides. For example:
@@ -143,7 +170,12 @@ def up(
         model=model,
         drafter_model=drafter_model,
         method=method,
+        head=head,
+        placement=placement,
         num_speculative_tokens=num_speculative_tokens,
+        eagle_topk=eagle_topk,
+        num_draft_tokens=num_draft_tokens,
+        exit_layer=exit_layer,
         verifiers=verifiers,
         drafters=drafters,
         verifier_device=verifier_device,

@@ -26,7 +26,7 @@ async def check_devices(options: FleetOptions) -> None:
         ConfigurationError: one is not; names its option.
     """
     wanted = [("verifier_device", options.verifier_device)]
-    if options.needs_draft_model:
+    if options.drafters_compute:
         wanted.append(("drafter_device", options.drafter_device))
     for field, device in wanted:
         if not is_cpu(device) and (reason := await _ask(device)):

@@ -135,12 +135,13 @@ class Fleet:
         await check_devices(options)
         self._observer.changed("models", "preparing")
         prepared = await prepare(
-            options.model,
+            options.target,
             bits=options.copy_bits,
             draft_model="" if options.copy_bits or not options.needs_draft_model else options.drafter_model,
+            head=options.head_reference,
             progress=lambda line: self._observer.changed("models", "preparing", line),
         )
-        self._observer.changed("models", "ready", options.model)
+        self._observer.changed("models", "ready", options.target)
         redis_url = await self._start_redis()
         plan = FleetCommands(options, prepared, Path(self._run_dir.name))
         verifiers = [Child(spec) for spec in plan.verifiers()]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from paceline.cli.child import ChildSpec
 from paceline.cli.cores import available_cores, is_cpu, plan_cores
+from paceline.cli.drafting_flags import drafter_drafting, verifier_drafting
 from paceline.cli.fleet_options import FleetOptions
 from paceline.cli.prepare import Prepared
 from paceline.cli.serve import ServiceName, service_command
@@ -28,7 +29,7 @@ def check_installed(options: FleetOptions) -> None:
     Raises:
         ConfigurationError: one is not.
     """
-    needed = [ServiceName.VERIFIER, ServiceName.GATEWAY, *([ServiceName.DRAFTER] if options.drafters else [])]
+    needed = [ServiceName.VERIFIER, ServiceName.GATEWAY, *([ServiceName.DRAFTER] if options.num_drafters else [])]
     for service in needed:
         service_command(service, ())
 
@@ -46,11 +47,11 @@ class FleetCommands:
         self._options = options
         self._prepared = prepared
         self._run_dir = run_dir
-        self._model_name = default_name(options.model)
+        self._model_name = default_name(options.target)
         self._cores = plan_cores(
             available_cores(),
             verifiers=options.verifiers if is_cpu(options.verifier_device) else 0,
-            drafters=options.drafters if is_cpu(options.drafter_device) and options.needs_draft_model else 0,
+            drafters=options.num_drafters if is_cpu(options.drafter_device) and options.drafters_compute else 0,
         )
 
     def verifiers(self) -> list[ChildSpec]:
@@ -61,6 +62,7 @@ class FleetCommands:
             "model-name": self._model_name,
             "device": options.verifier_device,
             "dtype": options.dtype,
+            **verifier_drafting(options, self._prepared),
         }
         environment = _PASSIVE_THREADS | (_COLD_PROMPTS if options.cold_prompts else {})
         return [
@@ -78,12 +80,12 @@ class FleetCommands:
             "model-name": self._model_name,
             "device": "cpu" if options.copy_bits else options.drafter_device,
         }
-        if options.needs_draft_model:
-            flags["model"] = self._prepared.drafter_dir
+        if options.drafters_compute:
             flags["dtype"] = options.dtype
+            flags |= drafter_drafting(options, self._prepared)
         return [
             self._spec(ServiceName.DRAFTER, index, flags | _cores_flags(_share(self._cores.drafters, index)))
-            for index in range(options.drafters)
+            for index in range(options.num_drafters)
         ]
 
     def gateway(self, verifiers: Sequence[str], drafters: Sequence[str], redis_url: str) -> ChildSpec:

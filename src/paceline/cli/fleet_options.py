@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cli.cores import is_cpu
+from paceline.cli.drafting_options import Placement, check_drafting, placement_of
 from paceline.errors import InvalidArgument
-from paceline.method_names import POOL_METHODS, where_else
+from paceline.head_source import example_of
+from paceline.method_names import HEAD_METHODS
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_PORT = 7400
@@ -24,9 +26,15 @@ class FleetOptions:
         model: the target, as `paceline.model_source` understands it.
         drafter_model: the draft model; "int8" or "int4" for a quantised copy of the target.
         method: drafting methods, first one first, such as "ngram,draft_model".
-        num_speculative_tokens: block size.
+        head: checkpoint of medusa, eagle or eagle3: a folder or a hub id; of layerskip the adapter, or the whole model,
+            that takes the target's place. Empty takes the example for the built-in target.
+        placement: where drafts are made; AUTO as the method needs it.
+        num_speculative_tokens: block size; the depth of a tree.
+        eagle_topk: candidates per node of an EAGLE tree, 1 for chains; None for the services' default.
+        num_draft_tokens: most nodes of a tree; None for the services' default.
+        exit_layer: layers after which layerskip drafts; None for the one that the checkpoint names.
         verifiers: number of verifier processes.
-        drafters: number of drafter processes; 0 decodes plainly.
+        drafters: number of drafter processes, if the method is not placed in the verifiers; 0 decodes plainly.
         verifier_device: cpu, cuda or cuda:N.
         drafter_device: the same for the drafters.
         dtype: of the target's weights.
@@ -55,6 +63,11 @@ class FleetOptions:
     ready_timeout_s: float = 600.0
     drain_timeout_s: float = 10.0
     cold_prompts: bool = False
+    head: str = ""
+    placement: Placement = Placement.AUTO
+    eagle_topk: int | None = None
+    num_draft_tokens: int | None = None
+    exit_layer: int | None = None
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -62,14 +75,52 @@ class FleetOptions:
         return tuple(name.strip() for name in self.method.split(",") if name.strip())
 
     @property
+    def self_draft_method(self) -> str:
+        """The method with which the verifiers draft by themselves; empty when they do not."""
+        return self.methods[0] if self._inside and self.num_speculative_tokens else ""
+
+    @property
+    def num_drafters(self) -> int:
+        """Drafter processes that are started."""
+        return 0 if self._inside else self.drafters
+
+    @property
+    def target(self) -> str:
+        """Reference of the model whose text is wanted: `model`, or what layerskip has of it."""
+        return (self._checkpoint if "layerskip" in self.methods else "") or self.model
+
+    @property
+    def head_reference(self) -> str:
+        """Checkpoint of the head; empty where nothing drafts with one."""
+        drafts = self.num_drafters > 0 or bool(self.self_draft_method)
+        return self._checkpoint if drafts and set(self.methods) & set(HEAD_METHODS) else ""
+
+    @property
     def needs_draft_model(self) -> bool:
-        """Whether the drafters load a model."""
-        return self.drafters > 0 and "draft_model" in self.methods
+        """Whether the drafters load a draft model."""
+        return self.num_drafters > 0 and "draft_model" in self.methods
+
+    @property
+    def drafters_compute(self) -> bool:
+        """Whether the drafters run a model: they then want a device, or cores of their own."""
+        return self.num_drafters > 0 and self.methods != ("ngram",)
 
     @property
     def copy_bits(self) -> str:
         """Width of the quantised copy of the target that drafts; empty when something else does."""
         return DRAFTER_COPY.get(self.drafter_model, "") if self.needs_draft_model else ""
+
+    @property
+    def _inside(self) -> bool:
+        return placement_of(self.methods, self.placement) is Placement.VERIFIER
+
+    @property
+    def _checkpoint(self) -> str:
+        """What `head` names, or the example in its place; with an exit layer of its own the model needs none."""
+        if self.head or self.exit_layer is not None:
+            return self.head
+        trained = [name for name in self.methods if name in {*HEAD_METHODS, "layerskip"}]
+        return example_of(trained[0], self.model) if trained else ""
 
     def check(self) -> None:
         """Refuses what can never work.
@@ -86,12 +137,7 @@ class FleetOptions:
                 f"--port and --http-port are both {self.port}: the gateway needs two; 0 takes a free one",
                 field="http_port",
             )
-        unknown = set(self.methods) - set(POOL_METHODS)
-        if unknown or not self.methods:
-            raise InvalidArgument(
-                f"--method {self.method!r}: a comma-separated list of {', '.join(POOL_METHODS)}{where_else(unknown)}",
-                field="method",
-            )
+        check_drafting(self, self._checkpoint)
         if self.copy_bits and not is_cpu(self.drafter_device):
             raise InvalidArgument(
                 f"--drafter-device {self.drafter_device}: the quantised copy runs on the CPU; name a model of the same "

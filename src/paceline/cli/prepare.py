@@ -1,6 +1,6 @@
 """Makes the models of a fleet ready on disk, in a process of its own that can be stopped at any time.
 
-    python -m paceline.cli.prepare MODEL [BITS] [DRAFT_MODEL]
+    python -m paceline.cli.prepare MODEL [BITS] [DRAFT_MODEL] [HEAD]
 
 prints one JSON object per line: progress, and at last the result or the failure. Fetching and converting block and
 start processes themselves; a launcher that is told to stop ends the whole process group.
@@ -32,26 +32,32 @@ class Prepared:
     Attributes:
         target_dir: the target.
         drafter_dir: the draft model; empty when none is loaded.
+        head_dir: the drafting head; empty when nothing drafts with one.
     """
 
     target_dir: str
     drafter_dir: str
+    head_dir: str = ""
 
 
-async def prepare(target: str, *, bits: str, draft_model: str, progress: Callable[[str], None]) -> Prepared:
+async def prepare(
+    target: str, *, bits: str, draft_model: str, head: str = "", progress: Callable[[str], None]
+) -> Prepared:
     """Fetches, converts and quantises what is not in the cache yet.
 
     Args:
         target: reference of the target.
         bits: "int8" or "int4" for a quantised copy of the target; empty for none.
         draft_model: reference of another draft model; empty for none.
+        head: reference of a drafting head; empty for none.
         progress: told each step that takes long.
 
     Raises:
-        PacelineError: whatever `paceline.model_source.resolve` or `paceline.quantize.quantize` raise.
+        PacelineError: whatever `paceline.model_source.resolve`, `paceline.head_source.resolve_head` or
+            `paceline.quantize.quantize` raise.
     """
     with tempfile.TemporaryFile("w+") as errors:
-        return await _run(["-m", "paceline.cli.prepare", target, bits, draft_model], errors, progress)
+        return await _run(["-m", "paceline.cli.prepare", target, bits, draft_model, head], errors, progress)
 
 
 async def _run(arguments: Sequence[str], errors: IO[str], progress: Callable[[str], None]) -> Prepared:
@@ -91,7 +97,8 @@ def _tell(kind: str, value: object) -> None:
     sys.stdout.flush()
 
 
-def _main(target: str, bits: str = "", draft_model: str = "") -> int:
+def _main(target: str, bits: str = "", draft_model: str = "", head: str = "") -> int:
+    from paceline.head_source import resolve_head
     from paceline.model_source import resolve
     from paceline.quantize import Bits, quantize
 
@@ -99,6 +106,7 @@ def _main(target: str, bits: str = "", draft_model: str = "") -> int:
         _tell("progress", line)
 
     try:
+        head_dir = str(resolve_head(head, progress=progress)) if head else ""
         target_dir = str(resolve(target, progress=progress))
         drafter_dir = ""
         if bits:
@@ -107,7 +115,7 @@ def _main(target: str, bits: str = "", draft_model: str = "") -> int:
             # A folder may also hold a model for another runner; the drafter says what is wrong with it.
             folder = Path(draft_model).expanduser()
             drafter_dir = str(folder if folder.is_dir() else resolve(draft_model, progress=progress))
-        _tell("result", asdict(Prepared(target_dir, drafter_dir)))
+        _tell("result", asdict(Prepared(target_dir, drafter_dir, head_dir)))
     except PacelineError as error:
         _tell("failure", asdict(error.to_failure()))
         return 1

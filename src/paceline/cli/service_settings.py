@@ -48,7 +48,7 @@ def check_services(options: FleetOptions) -> Access:
     from paceline_gateway.settings import GatewaySettings
     from paceline_verifier.settings import VerifierSettings
 
-    plan = FleetCommands(options, Prepared(options.model, options.drafter_model), Path())
+    plan = FleetCommands(options, Prepared(options.target, options.drafter_model, options.head_reference), Path())
     for verifier in plan.verifiers()[:1]:
         load_settings(VerifierSettings, _arguments(verifier))
     for drafter in plan.drafters()[:1]:

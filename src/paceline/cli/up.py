@@ -44,7 +44,7 @@ def run_up(options: FleetOptions, *, json_output: bool) -> int:
     """
     options.check()
     if options.drafters and not options.num_speculative_tokens:
-        err().print("--num-speculative-tokens 0: no drafter is started, decoding is plain")
+        err().print("--num-speculative-tokens 0: nothing drafts, decoding is plain")
         options = replace(options, drafters=0)
     return asyncio.run(_run_up(options, json_output))
 
@@ -135,23 +135,30 @@ def ending(running: int, at_most_s: float) -> str:
     return f"{who} ending (at most {at_most_s:.0f} s); Ctrl-C again stops now"
 
 
+def no_drafters(options: FleetOptions) -> str:
+    """What to tell where drafters would stand."""
+    if method := options.self_draft_method:
+        return f"none: each verifier drafts with {method} by itself"
+    return "none: plain decoding"
+
+
 def _print_started(options: FleetOptions, fleet: Fleet, json_output: bool) -> None:
     pids = {child.name: child.pid for child in fleet.children}
     if json_output:
-        started = Started(options.model, fleet.addresses, pids, str(options.log_dir.resolve()))
+        started = Started(options.target, fleet.addresses, pids, str(options.log_dir.resolve()))
         out().print(to_json(started), markup=False)
         return
     table = Table.grid(padding=(0, 2))
     addresses = fleet.addresses
     table.add_row("gRPC", Text(addresses.gateway, "bold"))
     table.add_row("HTTP", Text(f"{addresses.http}/v1", "bold"))
-    for name, replicas in (("verifiers", addresses.verifiers), ("drafters", addresses.drafters)):
-        table.add_row(name, Text(", ".join(replicas) or "none: plain decoding"))
+    table.add_row("verifiers", Text(", ".join(addresses.verifiers)))
+    table.add_row("drafters", Text(", ".join(addresses.drafters) or no_drafters(options)))
     table.add_row("redis", Text(addresses.redis))
     for name, url in addresses.metrics.items():
         table.add_row("metrics", Text(f"{url}  ({name})"))
     table.add_row("logs", Text(str(options.log_dir)))
     out().print(table)
-    for line in (*hints(fleet.access), *examples(default_name(options.model), addresses, fleet.access)):
+    for line in (*hints(fleet.access), *examples(default_name(options.target), addresses, fleet.access)):
         out().print(line, markup=False)
     out().print("Ctrl-C stops everything.")

@@ -235,7 +235,7 @@ def test_up_without_draft_tokens_starts_no_drafter(monkeypatch: pytest.MonkeyPat
     result = CliRunner().invoke(app, ["up", "--num-speculative-tokens", "0"])
     assert result.exit_code == 0
     assert [options.drafters for options in seen] == [0]
-    assert result.stderr == "--num-speculative-tokens 0: no drafter is started, decoding is plain\n"
+    assert result.stderr == "--num-speculative-tokens 0: nothing drafts, decoding is plain\n"
 
 
 def test_the_command_line_does_not_import_torch() -> None:

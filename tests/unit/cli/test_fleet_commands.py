@@ -132,7 +132,7 @@ def test_every_method_that_can_be_built_can_be_asked_for(method: str) -> None:
     [
         (FleetOptions(verifiers=0), "verifiers"),
         (FleetOptions(drafters=-1), "drafters"),
-        (FleetOptions(method="eagle"), "method"),
+        (FleetOptions(method="eagel"), "method"),
         (FleetOptions(method=""), "method"),
         (FleetOptions(drafter_device="cuda"), "drafter_device"),
         (FleetOptions(port=8000), "http_port"),

@@ -32,6 +32,8 @@ def run_train(options: TrainOptions, *, json_output: bool) -> None:
         raise missing_package(error) from error
     with StatusLine(err()) as line:
         result = train(options, on_status=line.show, progress=line.say)
+    if result is None:  # another process tells
+        return
     if json_output:
         out().print(to_json(result), markup=False)
         return

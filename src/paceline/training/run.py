@@ -62,13 +62,16 @@ def train(
     *,
     on_status: OnStatus = lambda _status: None,
     progress: Callable[[str], None] = lambda _line: None,
-) -> TrainResult:
+) -> TrainResult | None:
     """Trains a drafter, or goes on with a run that was stopped.
 
     Args:
         options: an instance of one method's options; its class says which method.
         on_status: told after each step.
         progress: told what is being done before the first one.
+
+    Returns:
+        What was made; None in all processes but the main one where there are several.
 
     Raises:
         PacelineError: data, target or options do not fit, or the loss stopped being a number.
@@ -83,6 +86,8 @@ def train(
         # The frozen tables of the target are the same everywhere.
         kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
     )
+    if not accelerator.is_main_process:
+        progress = _silent
     corpus = load_corpus(options.data)
     split = corpus.split(options.held_out)
     progress(f"{len(corpus)} answers, {corpus.num_answer_tokens} tokens; {len(split.held_out)} are held out")
@@ -121,10 +126,14 @@ def train(
         learner.prepare_to_write(loop.eval_batches())
         learner.write(options.out, default_name(options.target))
         report.write_history(options.out, loop.history)
-        machine = report.machine_facts(str(accelerator.device), accelerator.num_processes)
+        machine = report.machine_facts(_device_name(accelerator), accelerator.num_processes)
         report.write_provenance(options.out, _provenance(method.name, options, corpus, split, target, result, machine))
     accelerator.wait_for_everyone()
-    return result
+    return result if accelerator.is_main_process else None
+
+
+def _silent(_line: str) -> None:
+    """What other processes than the main one say."""
 
 
 def _device_name(accelerator: Accelerator) -> str:

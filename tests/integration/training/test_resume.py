@@ -76,6 +76,7 @@ def test_another_run_is_not_continued(tiny_target: Path, answers: Path, tmp_path
     with pytest.raises(ConfigurationError, match="--restart"):
         train(options(tiny_target, answers, tmp_path / "out", **other))
     result = train(options(tiny_target, answers, tmp_path / "out", restart=True, **other))
+    assert result is not None
     assert result.steps == 1
 
 
@@ -101,6 +102,7 @@ def test_survives_kill_9(
         on_status=lambda status: seen.append(status.step),
     )
     assert seen[0] == saved["step"] + 1
+    assert result is not None
     assert result.steps == saved["step"] + 3
     provenance = json.loads((out / "provenance.json").read_text())
     assert provenance["steps"] == result.steps

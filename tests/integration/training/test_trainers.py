@@ -114,7 +114,9 @@ def run(case: Case, target: Path, answers: Path, out: Path, **values: Any) -> Tr
         "depth": DEPTH,
         "cpu": True,
     }
-    return train(case.options(**(common | case.values | values)))
+    result = train(case.options(**(common | case.values | values)))
+    assert result is not None
+    return result
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

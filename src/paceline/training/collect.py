@@ -150,7 +150,8 @@ def _prompt_tokens(options: CollectOptions, folder: Path) -> list[tuple[int, ...
     for number, prompt in enumerate(encoded):
         if not 0 < len(prompt) <= room:
             raise InvalidArgument(
-                f"prompt {number + 1} has {len(prompt)} tokens: 1 to {room} fit beside {options.max_new_tokens} new ones",
+                f"prompt {number + 1} has {len(prompt)} tokens: 1 to {room} fit beside {options.max_new_tokens} new "
+                "ones",
                 field="prompts",
             )
     return encoded

@@ -101,14 +101,14 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, DraftStep]):
         self._num_draft_tokens = Counter(
             "paceline_draft_tokens", "Tokens that were proposed.", ["method"], registry=registry
         )
+        short_starts = Counter(
+            "paceline_feature_short_starts",
+            "How often a session went on without the target's features of its earlier tokens.",
+            registry=registry,
+        )
+        held = Gauge("paceline_feature_bytes", "Memory of the target's features that are held.", registry=registry)
         if features is not None:
-            short_starts = Counter(
-                "paceline_feature_short_starts",
-                "How often a session went on without the target's features of its earlier tokens.",
-                registry=registry,
-            )
             features.on_short_start = short_starts.inc
-            held = Gauge("paceline_feature_bytes", "Memory of the target's features that are held.", registry=registry)
             held.set_function(lambda: features.num_bytes)
         for name in (*method.info.methods, NOBODY):
             self._num_drafts.labels(name)

@@ -21,7 +21,8 @@ class DrafterSettings(ModelServiceSettings):
     """Draft model: a folder, GGUF file, hub id or built-in name; not needed for ngram. For
     medusa, eagle and eagle3 the target, of which embedding and output layer are loaded; layerskip adds layers."""
     draft_head: str = ""
-    """Head of medusa, eagle or eagle3, trained for the target: a folder. Verifiers must serve its features."""
+    """Head of medusa, eagle or eagle3, trained for the target: a folder or hub id. Verifiers must serve its
+    features."""
     model_name: str = ""
     """Name of the target model that this drafter drafts for; empty takes the name of `model`."""
     runner: Literal["auto", "torch", "transformers", "onnx"] = "auto"

@@ -23,7 +23,7 @@ import torch
 from paceline.engine.kv.sequence import SequenceKV, page_runs
 from paceline.engine.runner import SequencePass
 
-MAX_RUNS = 4
+MAX_RUNS = 2
 """A sequence in more runs than this is moved together before the pass, where the pool has room for it."""
 
 _MIN_RUN_ROWS = 64

@@ -213,6 +213,8 @@ def test_half_precision_is_rounded_once_however_many_pieces_are_read() -> None:
     world = World(6, 2, seed=7, dtype=torch.bfloat16)
     kv = world.sequence(10 * PAGE_TOKENS)
     kv.pages[:] = [*kv.pages[5:], *kv.pages[:5]]
+    rest = world.pool.new_sequence()  # leaves no room to move them together
+    rest.reserve((world.pool.pages_available - 1) * PAGE_TOKENS)
     kv.reserve(5)
     part = SequencePass(kv, tuple(range(5)), num_logits=1)
     query, key, value = (rows.bfloat16() for rows in world.tokens(5))

@@ -233,16 +233,16 @@ def test_rows_ahead_stay_until_rows_come_or_go(llama: Pair) -> None:
 
 def test_rows_ahead_move_with_the_others(llama: Pair) -> None:
     kv, gaps = llama.runner.new_sequence(), llama.runner.new_sequence()
-    for start in range(0, 14, PAGE_TOKENS):
-        llama.fill(kv, TEXT[start : min(start + PAGE_TOKENS, 14)])
+    for start in range(0, 6, PAGE_TOKENS):
+        llama.fill(kv, TEXT[start : min(start + PAGE_TOKENS, 6)])
         gaps.pages += llama.runner.pool.take_pages(1, kv.pages[-1])
     assert len(page_runs(kv.pages)) == MAX_RUNS
     # The third draft needs a page more: that is too many runs.
-    (early,) = llama.draft([(kv, TEXT[14:20])], 2)
+    (early,) = llama.draft([(kv, TEXT[6:12])], 2)
     assert len(page_runs(kv.pages)) == 1
-    assert_equal(early, llama.expected(TEXT[:20], 2)[14:])
-    (logits,) = llama.verify([(kv, TEXT[14:15], DraftTree.chain(TEXT[15:21]))])
-    assert_equal(logits, llama.expected(TEXT[:21])[14:])
+    assert_equal(early, llama.expected(TEXT[:12], 2)[6:])
+    (logits,) = llama.verify([(kv, TEXT[6:7], DraftTree.chain(TEXT[7:13]))])
+    assert_equal(logits, llama.expected(TEXT[:13])[6:])
     kv.free()
     gaps.free()
 

@@ -32,11 +32,14 @@ beside it.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from paceline.engine.kv.prefix import PrefixStats, PrefixTable
 from paceline.engine.kv.sequence import SequenceKV, page_runs
@@ -110,7 +113,7 @@ class KVPool:
         self.bytes_per_token = sum(shape.numbers_per_row for shape in shapes) * dtype.itemsize
         self._free = bytearray(b"\x01" * num_pages)  # 1 where the page is free
         self._num_free = num_pages
-        self._holders = [0] * num_pages  # block tables that name the page
+        self._holders = array("i", bytes(4 * num_pages))  # block tables that name the page
         self._num_held = 0
         self._sequences: set[SequenceKV] = set()
         self.prefixes = PrefixTable() if prefix_caching else None
@@ -254,26 +257,30 @@ class KVPool:
         self._copy_slots(source * self.page_tokens, target * self.page_tokens, num_rows)
 
     def straighten(self, sequence: SequenceKV) -> bool:
-        """Moves a sequence's own pages into one gap of neighbouring free pages, so that attention reads them in place.
+        """Moves a sequence's own pages into one gap of neighbouring pages, so that attention reads them in place.
 
-        Costs one copy of these rows; to be called between passes, for a sequence whose pages are in many runs. Pages
-        that other sequences hold too stay where they are; published ones stay published.
+        Costs one copy of these rows, and the idle pages that are in the gap; to be called between passes, for a
+        sequence whose pages are in many runs. Pages that other sequences hold too stay where they are; published ones
+        stay published.
 
         Returns:
-            Whether anything moved: not if the runs would not become fewer, or no gap is wide enough.
+            Whether anything moved: not if the runs would not become fewer, or held pages leave no gap wide enough.
         """
         first = len(sequence.pages)
         while first and self._holders[sequence.pages[first - 1]] == 1:
             first -= 1
         shared, moving = sequence.pages[:first], sequence.pages[first:]
+        num_runs = len(page_runs(sequence.pages))
+        if len(page_runs(shared)) + 1 >= num_runs:
+            return False
         starts = [shared[-1] + 1] if shared else []
         starts.append(self._place(len(moving)))
         target = next((start for start in starts if self._is_gap(start, len(moving))), None)
         if target is None:
+            target = self._clear_gap(len(moving))
+        if target is None:
             return False
         pages = [*shared, *range(target, target + len(moving))]
-        if len(page_runs(pages)) >= len(page_runs(sequence.pages)):
-            return False
         sequence.pages = pages
         for run in page_runs(moving):
             self._copy_slots(run.start * self.page_tokens, target * self.page_tokens, len(run) * self.page_tokens)
@@ -321,6 +328,20 @@ class KVPool:
         """Whether the pages [first, first + count) exist and are free."""
         return self._free[first : first + count] == b"\x01" * count
 
+    def _clear_gap(self, count: int) -> int | None:
+        """Makes a gap of neighbouring pages where the fewest idle ones must go; None where held pages leave none."""
+        if count > self.num_pages:
+            return None
+        held = _in_windows(np.frombuffer(self._holders, dtype=np.int32) > 0, count)
+        free = _in_windows(np.frombuffer(self._free, dtype=np.uint8), count)
+        start = int(np.where(held == 0, free, -1).argmax())
+        if held[start]:
+            return None
+        for page in range(start, start + count):
+            if not self._free[page]:
+                self._evict(page)
+        return start
+
     def _copy_slots(self, source: int, target: int, count: int) -> None:
         for group in self.groups:
             group[:, :, target : target + count] = group[:, :, source : source + count]
@@ -364,3 +385,10 @@ class KVPool:
                 f"{len(tables)} pages in block tables and {sum(self._free)} free, but {self._num_held} and "
                 f"{self._num_free} counted, of {self.num_pages} in all"
             )
+
+
+def _in_windows(marks: NDArray[np.generic], width: int) -> NDArray[np.int64]:
+    """How many marks each window of neighbours has # [len(marks) - width + 1]."""
+    sums = np.zeros(len(marks) + 1, dtype=np.int64)
+    np.cumsum(marks, out=sums[1:])
+    return sums[width:] - sums[:-width]

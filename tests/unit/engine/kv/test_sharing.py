@@ -400,6 +400,34 @@ def test_nothing_is_straightened_without_a_gap() -> None:
     assert kv.pages == pages
 
 
+def test_idle_pages_make_way_where_the_fewest_must() -> None:
+    pool = make_pool(num_pages=16)
+
+    def sequence(after: int | None, tokens: Sequence[int]) -> SequenceKV:
+        kv = pool.new_sequence()
+        kv.pages = pool.take_pages(len(tokens) // pool.page_tokens, after)
+        fill(pool, kv, tokens)
+        return kv
+
+    many, few = TEXT[:16], range(8)
+    idle = {0: sequence(None, many), 11: sequence(10, few)}
+    kv = sequence(3, range(100, 116))
+    blockers = [sequence(7, range(12)), sequence(14, range(4))]
+    for first, other in idle.items():
+        assert other.pages[0] == first
+        other.publish(many if first == 0 else few)
+        other.free()
+    kv.pages.reverse()
+    expected = labels(pool, kv)
+    assert pool.straighten(kv)  # to pages [11, 15), of which two are idle, and not to [0, 4), which all are
+    assert kv.pages == [11, 12, 13, 14]
+    assert labels(pool, kv) == expected
+    assert pool.prefix_stats.evicted_pages == 2
+    assert pool.new_sequence().adopt(many) == 12
+    assert [len(blocker.pages) for blocker in blockers] == [3, 1]
+    pool.check_integrity()
+
+
 def hold_twice(pool: KVPool, kv: SequenceKV) -> None:
     pool.hold(kv.pages[0])
 

@@ -42,7 +42,7 @@ def example_of(method: str, target: str) -> str:
 
 def is_head_reference(reference: str) -> bool:
     """Whether there is such a folder, or the hub may have such an id."""
-    return Path(reference).expanduser().is_dir() or _HUB_ID.fullmatch(reference) is not None
+    return (reference != "" and Path(reference).expanduser().is_dir()) or _HUB_ID.fullmatch(reference) is not None
 
 
 def resolve_head(reference: str, *, field: str = "head", progress: Progress = lambda _line: None) -> Path:

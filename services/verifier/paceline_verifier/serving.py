@@ -9,6 +9,7 @@ from paceline.engine.features import FeatureTaps
 from paceline.engine.runner import ModelRunner
 from paceline.engine.served_features import ServedFeatures
 from paceline.errors import ConfigurationError
+from paceline.head_source import is_head_reference, resolve_head
 from paceline.messages import FeatureDtype
 
 
@@ -20,7 +21,8 @@ def served_taps(served: str, target_folder: Path) -> FeatureTaps | None:
         target_folder: of the target.
 
     Raises:
-        ConfigurationError, ModelError: there is no such head, or it cannot be loaded or was made for another target.
+        ConfigurationError, NotFound, Unavailable: there is no such head, or it cannot be fetched.
+        ConfigurationError, ModelError: it cannot be loaded, or was made for another target.
     """
     if served == "none":
         return None
@@ -30,13 +32,13 @@ def served_taps(served: str, target_folder: Path) -> FeatureTaps | None:
     from paceline.drafting.checkpoints.target_facts import read_target_facts
     from paceline.drafting.eagle import make_taps
 
-    folder = Path(served).expanduser()
-    if not folder.is_dir():
+    if not is_head_reference(served):
         raise ConfigurationError(
-            f"served_features is {served!r}: set it to none, to final_norm, or to the folder of the eagle3 head that "
-            "drafters have",
+            f"served_features is {served!r}: set it to none, to final_norm, or to the folder or hub id of the eagle3 head "
+            "that drafters have",
             field="served_features",
         )
+    folder = resolve_head(served, field="served_features")
     return make_taps(load_eagle(folder, read_target_facts(target_folder)))
 
 

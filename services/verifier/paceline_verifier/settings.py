@@ -41,7 +41,7 @@ class VerifierSettings(ModelServiceSettings):
     self_draft_method: Literal["none", "ngram", "medusa", "eagle", "eagle3", "layerskip"] = "none"
     """Method by which the verifier drafts by itself: the next block comes with each verdict, without a drafter."""
     self_draft_model: str = ""
-    """Checkpoint of `self_draft_method`, trained for this target: a folder; not for ngram and layerskip."""
+    """Checkpoint of `self_draft_method`, trained for this target: a folder or hub id; not for ngram and layerskip."""
     self_draft_kv_bytes: int = Field(default=256 * 2**20, ge=2**20)
     """Memory for key/value rows of an EAGLE head, in bytes."""
     eagle_topk: int = Field(default=1, ge=1, le=64)
@@ -53,8 +53,8 @@ class VerifierSettings(ModelServiceSettings):
     exit_layer: int | None = Field(default=None, ge=1)
     """Layers of the target that layerskip drafts with; none for what the target's config.json names."""
     served_features: str = "none"
-    """Hidden states for drafters with a head: `none`; `final_norm`, for medusa and eagle; or the folder of the eagle3
-    head that drafters have, whose fusing layer then runs here."""
+    """Hidden states for drafters with a head: `none`; `final_norm`, for medusa and eagle; or folder or hub id of the
+    eagle3 head that drafters have, whose fusing layer then runs here."""
     feature_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """How they are sent; auto as the model's own."""
     orphan_ttl_ms: int = Field(default=10_000, ge=0)

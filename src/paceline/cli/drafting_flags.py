@@ -4,6 +4,7 @@
 |---|---|---|
 | in the verifier | the method, its checkpoint, the shape of its drafts | there is none |
 | in drafters, with a head | which hidden states to serve | target, head, the shape of its drafts |
+| in drafters, with the target's first layers | nothing | the target, the exit layer |
 | in drafters, with a draft model | nothing | the draft model |
 """
 
@@ -23,9 +24,7 @@ def verifier_drafting(options: FleetOptions, prepared: Prepared) -> dict[str, st
         flags["self-draft-method"] = method
         if prepared.head_dir:
             flags["self-draft-model"] = prepared.head_dir
-        if method == "layerskip" and options.exit_layer is not None:
-            flags["exit-layer"] = str(options.exit_layer)
-        return flags | _shape(options, method, nodes="num-draft-tokens")
+        return flags | _exit_layer(options) | _shape(options, method, nodes="num-draft-tokens")
     if prepared.head_dir and options.num_drafters:
         on_final_norm = set(options.methods) & set(_FINAL_NORM)
         flags["served-features"] = "final_norm" if on_final_norm else prepared.head_dir
@@ -34,12 +33,18 @@ def verifier_drafting(options: FleetOptions, prepared: Prepared) -> dict[str, st
 
 def drafter_drafting(options: FleetOptions, prepared: Prepared) -> dict[str, str]:
     """Flags of a drafter that runs a model."""
-    if not prepared.head_dir:
+    if options.needs_draft_model:
         return {"model": prepared.drafter_dir}
-    flags = {"model": prepared.target_dir, "draft-head": prepared.head_dir} | _largest_block(options)
+    flags = {"model": prepared.target_dir, **_exit_layer(options), **_largest_block(options)}
+    if prepared.head_dir:
+        flags["draft-head"] = prepared.head_dir
     for method in options.methods:
         flags |= _shape(options, method, nodes="max-draft-tokens")
     return flags
+
+
+def _exit_layer(options: FleetOptions) -> dict[str, str]:
+    return {} if options.exit_layer is None else {"exit-layer": str(options.exit_layer)}
 
 
 def _largest_block(options: FleetOptions) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import InvalidArgument
 from paceline.head_source import EXAMPLES_DIR, is_head_reference
-from paceline.method_names import HEAD_METHODS, METHOD_NAMES, POOL_METHODS, SELF_DRAFT_METHODS
+from paceline.method_names import CUT_METHODS, HEAD_METHODS, METHOD_NAMES, SELF_DRAFT_METHODS
 from paceline.model_source import BUILT_IN
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ class Placement(Enum):
     """In drafters of their own."""
 
 
-_IN_DRAFTERS = (*POOL_METHODS, *(name for name in HEAD_METHODS if name not in POOL_METHODS))
-_TRAINED = (*HEAD_METHODS, "layerskip")
+_TRAINED = (*HEAD_METHODS, *CUT_METHODS)
 _TREES = HEAD_METHODS
 _EAGLE = ("eagle", "eagle3")
 
@@ -96,18 +95,11 @@ def _check_inside(options: FleetOptions) -> None:
 
 
 def _check_pool(options: FleetOptions) -> None:
-    outside = [name for name in options.methods if name not in _IN_DRAFTERS]
-    if outside:
+    with_model = [name for name in options.methods if name != "ngram"]
+    if len(with_model) > 1:
         raise InvalidArgument(
-            f"--method {options.method!r}: {', '.join(outside)} runs in the verifier only, and alone there; drafters "
-            f"have {', '.join(_IN_DRAFTERS)}",
-            field="method",
-        )
-    heads = [name for name in options.methods if name in HEAD_METHODS]
-    if len(heads) > 1 or (heads and "draft_model" in options.methods):
-        raise InvalidArgument(
-            f"--method {options.method!r}: a drafter loads one head, or one draft model, and either may have ngram "
-            f"before it: say ngram,{heads[0]}",
+            f"--method {options.method!r}: a drafter runs one model or head, which may have ngram before it: say "
+            f"ngram,{with_model[0]}",
             field="method",
         )
 
@@ -118,7 +110,7 @@ def _check_belongings(options: FleetOptions) -> None:
         ("head", options.head, _TRAINED),
         ("eagle_topk", options.eagle_topk, _EAGLE),
         ("num_draft_tokens", options.num_draft_tokens, _TREES),
-        ("exit_layer", options.exit_layer, ("layerskip",)),
+        ("exit_layer", options.exit_layer, CUT_METHODS),
     )
     for field, value, methods in given:
         if value not in (None, "") and not set(methods) & set(options.methods):

@@ -9,7 +9,7 @@ from paceline.cli.cores import is_cpu
 from paceline.cli.drafting_options import Placement, check_drafting, placement_of
 from paceline.errors import InvalidArgument
 from paceline.head_source import example_of
-from paceline.method_names import HEAD_METHODS
+from paceline.method_names import CUT_METHODS, HEAD_METHODS
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_PORT = 7400
@@ -87,7 +87,7 @@ class FleetOptions:
     @property
     def target(self) -> str:
         """Reference of the model whose text is wanted: `model`, or what layerskip has of it."""
-        return (self._checkpoint if "layerskip" in self.methods else "") or self.model
+        return (self._checkpoint if set(self.methods) & set(CUT_METHODS) else "") or self.model
 
     @property
     def head_reference(self) -> str:
@@ -103,7 +103,7 @@ class FleetOptions:
     @property
     def drafters_compute(self) -> bool:
         """Whether the drafters run a model: they then want a device, or cores of their own."""
-        return self.num_drafters > 0 and self.methods != ("ngram",)
+        return self.num_drafters > 0 and set(self.methods) != {"ngram"}
 
     @property
     def copy_bits(self) -> str:
@@ -119,7 +119,7 @@ class FleetOptions:
         """What `head` names, or the example in its place; with an exit layer of its own the model needs none."""
         if self.head or self.exit_layer is not None:
             return self.head
-        trained = [name for name in self.methods if name in {*HEAD_METHODS, "layerskip"}]
+        trained = [name for name in self.methods if name in {*HEAD_METHODS, *CUT_METHODS}]
         return example_of(trained[0], self.model) if trained else ""
 
     def check(self) -> None:

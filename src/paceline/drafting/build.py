@@ -44,7 +44,7 @@ class MethodSettings:
         draft_model: folder, GGUF file, hub id or built-in name of the draft model; a folder written by
             `paceline quantize` selects the ONNX runner. For a head, the target: its embedding and head are used; for
             `layerskip` the target too: its first layers are.
-        draft_head: folder of the head's checkpoint, for `medusa`, `eagle` and `eagle3`.
+        draft_head: the head's checkpoint, a folder or hub id, for `medusa`, `eagle` and `eagle3`.
         eagle_topk: candidates per node of an EAGLE tree; 1 drafts chains.
         medusa_tree: shape of a Medusa tree.
         exit_layer: layers of the target that `layerskip` drafts with; None for what its config.json names.

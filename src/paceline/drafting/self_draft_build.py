@@ -21,6 +21,7 @@ from paceline.engine.features import FeatureTaps
 from paceline.engine.self_draft import SelfDrafter
 from paceline.engine.shared_parts import SharedParts
 from paceline.errors import ConfigurationError
+from paceline.head_source import resolve_head
 from paceline.method_names import SELF_DRAFT_METHODS
 from paceline.text.tokenizer import Tokenizer
 
@@ -33,7 +34,7 @@ class SelfDraftSettings:
 
     Attributes:
         method: one of `SELF_DRAFT_METHODS`.
-        model: folder of the method's checkpoint.
+        model: the method's checkpoint: a folder or a hub id.
         kv_bytes: memory for key/value rows of an EAGLE head.
         eagle_topk: candidates per node of an EAGLE tree; 1 drafts chains.
         num_draft_tokens: most nodes of an EAGLE tree.
@@ -104,6 +105,7 @@ def plan_self_drafter(settings: SelfDraftSettings, target_folder: Path) -> SelfD
     Raises:
         ConfigurationError: the method is unknown, its checkpoint is not named or is another method's, or a setting is
             wrong.
+        NotFound, Unavailable: the checkpoint is not there, or cannot be fetched.
         ModelError: the checkpoint cannot be loaded, or was made for another target.
     """
     if settings.method not in SELF_DRAFT_METHODS:
@@ -224,17 +226,10 @@ def _checkpoint_folder(settings: SelfDraftSettings) -> Path:
     if not settings.model:
         raise ConfigurationError(
             f"the method {settings.method} needs a checkpoint that was trained for this target: set self_draft_model "
-            f"to its folder, such as one that `paceline train {settings.method}` wrote",
+            f"to its folder or hub id, such as one that `paceline train {settings.method}` wrote",
             field="self_draft_model",
         )
-    folder = Path(settings.model).expanduser()
-    if not folder.is_dir():
-        raise ConfigurationError(
-            f"there is no folder {settings.model}: set self_draft_model to the folder of a checkpoint of the method "
-            f"{settings.method}",
-            field="self_draft_model",
-        )
-    return folder
+    return resolve_head(settings.model, field="self_draft_model")
 
 
 _PLANS: Mapping[str, Callable[[SelfDraftSettings, Path], SelfDraftPlan]] = {

@@ -16,7 +16,7 @@ from paceline.engine.local import LocalRequest, generate
 from paceline.engine.native.native_runner import NativeRunner
 from paceline.engine.runner_options import RunnerOptions
 from paceline.engine.target import TargetEngine
-from paceline.errors import ConfigurationError, PacelineError
+from paceline.errors import ConfigurationError, NotFound, PacelineError
 from paceline.messages import SamplingParams
 from paceline.method_names import METHOD_NAMES, POOL_METHODS, SELF_DRAFT_METHODS, where_else
 from paceline.text.tokenizer import Tokenizer
@@ -83,7 +83,7 @@ def test_every_method_drafts_inside_the_engine_and_changes_no_token(method: str,
     [
         ({"method": "draft_model"}, "self_draft_method", "name one of"),
         ({"model": ""}, "self_draft_model", "paceline train medusa"),
-        ({"model": "/nowhere"}, "self_draft_model", "no folder /nowhere"),
+        ({"model": "/nowhere"}, "self_draft_model", "no folder '/nowhere'"),
         ({"medusa_tree": "derived:17"}, "medusa_tree", "raise max_draft_tokens"),
         ({"medusa_tree": "bush"}, "tree", "bush"),
         ({"method": "eagle", "num_draft_tokens": 17}, "num_draft_tokens", "raise max_draft_tokens"),
@@ -92,7 +92,7 @@ def test_every_method_drafts_inside_the_engine_and_changes_no_token(method: str,
 def test_settings_that_cannot_work_are_refused(
     changes: dict[str, Any], field: str, message: str, target: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigurationError, match=message) as caught:
+    with pytest.raises((ConfigurationError, NotFound), match=message) as caught:
         plan_self_drafter(replace(settings("medusa", tmp_path), **changes), target)
     assert caught.value.field == field
 

@@ -34,8 +34,8 @@ def served_taps(served: str, target_folder: Path) -> FeatureTaps | None:
 
     if not is_head_reference(served):
         raise ConfigurationError(
-            f"served_features is {served!r}: set it to none, to final_norm, or to the folder or hub id of the eagle3 head "
-            "that drafters have",
+            f"served_features is {served!r}: set it to none, to final_norm, or to the folder or hub id of the eagle3 "
+            "head that drafters have",
             field="served_features",
         )
     folder = resolve_head(served, field="served_features")

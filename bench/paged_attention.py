@@ -201,7 +201,7 @@ def contiguous(context: int, num_tokens: int) -> Callable[[], object]:
 def measure(context: int, repeats: int) -> list[AttentionCost]:
     costs = []
     for num_tokens in NEW_TOKENS:
-        works = {name: paged(layout, context, num_tokens, moved=False) for name, layout in LAYOUTS.items()}
+        works = {name: paged(layout, context, num_tokens, moved=name != WORST) for name, layout in LAYOUTS.items()}
         works["random order, moved together"] = paged(in_random_order, context, num_tokens, moved=True)
         base = contiguous(context, num_tokens)
         turns = {name: work for name, (work, _) in works.items()} | {"": base}

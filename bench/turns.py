@@ -27,6 +27,8 @@ class Cost:
 def take_turns(works: Mapping[Key, Callable[[], object]], repeats: int, *, is_warm: bool = False) -> dict[Key, Cost]:
     """Runs all works `repeats` times in turn; the medians.
 
+    Each round begins with the next work, so that none is always the first.
+
     Args:
         works: by name.
         repeats: rounds that count.
@@ -35,8 +37,10 @@ def take_turns(works: Mapping[Key, Callable[[], object]], repeats: int, *, is_wa
     wall: dict[Key, list[float]] = {key: [] for key in works}
     processor: dict[Key, list[float]] = {key: [] for key in works}
     first = 0 if is_warm else 1
-    for _ in range(repeats + first):
-        for key, work in works.items():
+    in_order = list(works.items())
+    for turn in range(repeats + first):
+        begin = turn % len(in_order)
+        for key, work in in_order[begin:] + in_order[:begin]:
             started, started_thread = time.perf_counter(), time.thread_time()
             work()
             wall[key].append((time.perf_counter() - started) * 1e3)

@@ -55,6 +55,12 @@ class Batch:
         begins = position >= self.prompt_len[:, None] - 1
         return begins & (position + 1 + depth < self.lengths[:, None])
 
+    @property
+    def answer_states(self) -> torch.Tensor:
+        """Places whose hidden state says a token that drafts are held against # [batch, length] bool."""
+        position = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        return (position >= self.prompt_len[:, None]) & (position + 1 < self.lengths[:, None])
+
     def shifted_tokens(self, by: int) -> torch.Tensor:
         """Token t + by at place t; 0 after the end # [batch, length]."""
         return shift(self.tokens, by)

@@ -26,6 +26,10 @@ def test_anchors_are_where_a_whole_chain_can_be_judged() -> None:
     assert batch().num_answer_tokens == 6
 
 
+def test_states_of_answers_are_those_one_after_each_anchor() -> None:
+    assert batch().answer_states.nonzero().tolist() == [[row, place + 1] for row, place in batch().anchors(1).nonzero()]
+
+
 def test_shift_moves_what_follows_here() -> None:
     assert batch().shifted_tokens(2).tolist() == [[3, 4, 5, 6, 0, 0], [9, 0, 0, 0, 0, 0]]
     assert shift(batch().tokens, 6).tolist() == [[0] * 6] * 2

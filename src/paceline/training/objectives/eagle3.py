@@ -113,11 +113,15 @@ class Eagle3Learner(Learner):
         """Cross entropy of each row, weighted."""
         final = batch.features[-1]
         total = final.new_zeros(())
+        # Each of the target's states is compared with by several rows: what it says is computed once.
+        asked = batch.answer_states
+        number = (asked.flatten().cumsum(0) - 1).view(asked.shape)
+        with torch.no_grad():
+            said = functional.linear(final[asked], self.target_head)
         parts = []
         for row, output in enumerate(self.unroll(batch, self._options.unroll)):
             learnt = batch.anchors(row + 1) & (self.draft_ids[batch.shifted_tokens(2 + row)] >= 0)
-            with torch.no_grad():
-                wanted = functional.linear(shift(final, 1 + row)[learnt], self.target_head)
+            wanted = said[shift(number, 1 + row)[learnt]]
             loss = mean_soft_cross_entropy(self.lm_head(output[learnt]), wanted)
             total = total + self._options.decay**row * loss
             parts.append((f"draft {row}", loss.item()))

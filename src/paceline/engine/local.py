@@ -62,6 +62,7 @@ class LocalRequest:
         generation_start: index in `prompt` where this generation began, for penalties and min_tokens; None for its end.
         rule: how blocks are judged.
         self_draft_depth: deepest block asked of the engine's own drafter; where it gives one, `propose` is not asked.
+        session: its name in the engine, for those who read the engine's rows of it; empty draws one.
     """
 
     prompt: tuple[int, ...]
@@ -72,6 +73,7 @@ class LocalRequest:
     generation_start: int | None = None
     rule: AcceptanceRule = AcceptanceRule.MATCH
     self_draft_depth: int = 0
+    session: str = ""
 
 
 @dataclass(slots=True)
@@ -110,7 +112,7 @@ class Generation:
     def __init__(self, engine: TargetEngine, request: LocalRequest, eos_token_ids: tuple[int, ...]) -> None:
         self.request = request
         self.result = LocalResult()
-        self.session = f"local-{next(_session_numbers)}"
+        self.session = request.session or f"local-{next(_session_numbers)}"
         self.done = request.max_tokens < 1
         self._engine = engine
         self._next_block = EMPTY_BLOCK

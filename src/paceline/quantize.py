@@ -25,6 +25,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from paceline.adapted_model import ADAPTER_FOLDER, is_adapter
 from paceline.errors import ConfigurationError, ModelError
 from paceline.model_source import TOKENIZER_FILES, CacheSettings, Progress, resolve
 
@@ -124,14 +125,20 @@ def quantize(
 
     Raises:
         ConfigurationError: the `onnx` or `engine` extra is missing, or `out_dir` holds something else.
-        ModelError: the model has a trimmed vocabulary, or the builder cannot export it; its last words are in the
-            message.
+        ModelError: the model has a trimmed vocabulary or is an adapter, or the builder cannot export it; its last words
+            are in the message.
     """
     source = resolve(model, progress=progress)
     if (source / TRIMMED_VOCABULARY_FILE).is_file():
         raise ModelError(
             f"{source} has a trimmed vocabulary, which the ONNX runner does not know: run it as it is with runner "
             "torch, with quantization int8 where that is faster",
+            field="model",
+        )
+    if is_adapter(source / ADAPTER_FOLDER):
+        raise ModelError(
+            f"{model} is an adapter on a base, which the ONNX builder cannot add up: draft with runner torch (and "
+            "quantization int8, if that is faster), or merge the two first",
             field="model",
         )
     folder = quantized_dir(source, bits) if out_dir is None else out_dir.expanduser().resolve()

@@ -13,6 +13,8 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, PreTrainedConfig
 
+from paceline.adapted_model import ADAPTER_FOLDER, is_adapter
+from paceline.checkpoint_files.lora import load_lora
 from paceline.engine.loader import ModelDtype
 from paceline.engine.native.decoder import Norm
 from paceline.engine.native.family import KNOWN_MODELS
@@ -63,9 +65,11 @@ def load_shared_parts(
         pack: whether to pack weights where that is possible.
 
     Raises:
-        ModelError: the target is of an architecture whose parts are not known, or its files lack one of them.
+        ModelError: the target is of an architecture whose parts are not known, its files lack one of them, or it is an
+            adapter that changes one of them.
     """
     config = _read_config(folder)
+    _check_adapter(folder)
     names = {"embed": "model.embed_tokens.weight", "norm": "model.norm.weight"}
     if not config.tie_word_embeddings:
         names["head"] = "lm_head.weight"
@@ -123,6 +127,18 @@ def _read_config(folder: Path) -> PreTrainedConfig:
             field="model",
         )
     return config
+
+
+def _check_adapter(folder: Path) -> None:
+    if not is_adapter(folder / ADAPTER_FOLDER):
+        return
+    changed = [name for name in load_lora(folder / ADAPTER_FOLDER).pairs if not name.startswith("model.layers.")]
+    if changed:
+        raise ModelError(
+            f"the adapter of {folder} changes {', '.join(changed)}, which a head borrows as the base has it: let the "
+            "verifier draft by itself",
+            field="model",
+        )
 
 
 def _read(folder: Path, names: dict[str, str], device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:

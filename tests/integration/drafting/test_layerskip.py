@@ -28,10 +28,12 @@ from paceline.engine.local import LocalRequest, generate
 from paceline.engine.native.native_runner import NativeRunner
 from paceline.engine.runner import SequencePass
 from paceline.engine.runner_options import RunnerOptions
+from paceline.engine.shared_parts import load_shared_parts
 from paceline.engine.target import TargetEngine, TargetOptions
 from paceline.errors import CapacityExceeded, ConfigurationError, ModelError
 from paceline.messages import SamplingParams, Verified
 from paceline.model_source import resolve
+from paceline.quantize import quantize
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
 from paceline.text.tokenizer import Tokenizer
 from tests.fakes.tiny_models import SERVED, VOCAB_SIZE, Architecture, write_model
@@ -120,6 +122,19 @@ def test_a_damaged_adapter_or_another_base_is_refused(trained: Trained, tmp_path
     (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(other)}))
     with pytest.raises(ModelError, match=r"trained on another model: model\.layers\.3"):
         load_model(resolve(str(adapter)))
+
+
+def test_what_borrows_parts_of_the_base_alone_refuses_an_adapter_that_changes_them(
+    trained: Trained, tmp_path: Path
+) -> None:
+    name = str(trained.adapter)
+    assert load_shared_parts(resolve(name)).num_layers == NUM_LAYERS
+    with pytest.raises(ModelError, match="is an adapter on a base"):
+        quantize(name)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(trained.base), LoraConfig(target_modules=["lm_head"]))
+    model.save_pretrained(str(tmp_path / "head"), save_embedding_layers=False)
+    with pytest.raises(ModelError, match="changes lm_head"):
+        load_shared_parts(resolve(str(tmp_path / "head")))
 
 
 def test_a_verifier_and_a_drafter_load_the_same_target_and_draft_alike(trained: Trained) -> None:

@@ -20,8 +20,16 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from bench.compare import PLAIN, Configuration, Equality, PromptFigures, equality, prompt_figures, request_for
-from bench.prompts import DEMO_PROMPTS, Prompt
+from paceline.benchmark.compare import (
+    PLAIN,
+    Configuration,
+    Equality,
+    PromptFigures,
+    equality,
+    prompt_figures,
+    request_for,
+)
+from paceline.benchmark.prompts import DEMO_PROMPTS, Prompt
 from paceline.cli.console import out, print_error
 from paceline.cli.display import Display
 from paceline.cli.fleet import Fleet

@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.lossless import chat_prompts
-from bench.prompts import PROMPTS, Prompt
 from bench.report import write_report
 from bench.target import TARGET
+from paceline.benchmark.prompts import PROMPTS, Prompt
 from paceline.drafting.build import MethodSettings, RunnerKind, build_method
 from paceline.drafting.local import LocalDrafter
 from paceline.drafting.method import DraftMethod

@@ -32,11 +32,11 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from bench.kernel_meter import kernel_meter
 from bench.lossless import chat_prompts, demo_method
-from bench.prompts import PROMPTS
 from bench.ratios import Ratio, show_ratios
 from bench.report import write_report
 from bench.target import TARGET
 from bench.turns import Cost, take_turns
+from paceline.benchmark.prompts import PROMPTS
 from paceline.drafting.local import LocalDrafter
 from paceline.drafting.method import DraftMethod
 from paceline.engine.load_runner import load_runner

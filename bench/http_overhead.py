@@ -29,10 +29,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bench.compare import Configuration, request_for
 from bench.http_stream import stream_chat
-from bench.prompts import DEMO_PROMPTS, Prompt
 from bench.report import write_report
+from paceline.benchmark.compare import Configuration, request_for
+from paceline.benchmark.prompts import DEMO_PROMPTS, Prompt
 from paceline.cli.console import out, print_error
 from paceline.cli.display import Display
 from paceline.cli.fleet import Fleet, FleetAddresses

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.near_ties import Tally, compare
-from bench.prompts import Prompt
 from bench.reference import GREEDY, SAMPLED, CacheFreeReference, Mode
 from bench.target import TARGET
+from paceline.benchmark.prompts import Prompt
 from paceline.drafting.build import MethodSettings, RunnerKind, build_method
 from paceline.drafting.local import LocalDrafter
 from paceline.drafting.method import DraftMethod

@@ -10,8 +10,8 @@ from bench.lossless import Case, Lossless
 from bench.method_cases import MethodCase, MethodReport, Shape, Where
 from bench.method_engines import Decode, MethodEngines, Wanted
 from bench.near_ties import Tally, compare
-from bench.prompts import Prompt
 from bench.reference import GREEDY
+from paceline.benchmark.prompts import Prompt
 from paceline.engine.local import LocalResult
 from paceline.head_source import example_of
 from paceline.method_names import HEAD_METHODS

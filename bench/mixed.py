@@ -15,8 +15,8 @@ from functools import partial
 from bench.crowd import CrowdOutcome, random_arrivals, run_crowd
 from bench.lossless import Case, Lossless, chat_prompts
 from bench.near_ties import Tally, compare
-from bench.prompts import PROMPTS
 from bench.reference import GREEDY, SAMPLED, Mode
+from paceline.benchmark.prompts import PROMPTS
 from paceline.drafting.local import LocalDrafter
 from paceline.drafting.method import DraftMethod
 from paceline.engine.load_runner import load_runner

@@ -20,7 +20,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.compare import (
+from bench.report import write_report
+from bench.run_tables import prompt_table, ratio_table, time_table
+from bench.transformers_baseline import BaselineRun, run_baseline
+from paceline.benchmark.compare import (
     PLAIN,
     Configuration,
     Equality,
@@ -31,10 +34,7 @@ from bench.compare import (
     request_for,
     where_time_goes,
 )
-from bench.prompts import DEMO_PROMPTS, PROMPTS, Prompt
-from bench.report import write_report
-from bench.run_tables import prompt_table, ratio_table, time_table
-from bench.transformers_baseline import BaselineRun, run_baseline
+from paceline.benchmark.prompts import DEMO_PROMPTS, PROMPTS, Prompt
 from paceline.cli.console import out, print_error
 from paceline.cli.cores import available_cores, plan_cores
 from paceline.cli.display import Display

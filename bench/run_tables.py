@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from bench.compare import WhereTimeGoes
+from paceline.benchmark.compare import WhereTimeGoes
 
 if TYPE_CHECKING:
     from bench.run import Results

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.prompts import PROMPTS, Prompt
+from paceline.benchmark.prompts import PROMPTS, Prompt
 from paceline.errors import ModelError
 
 

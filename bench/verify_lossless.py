@@ -28,9 +28,9 @@ import torch
 from bench.lossless import MODES, Lossless, demo_method, torch_method
 from bench.mixed import BATCHES, TORCH_SOURCE, Mixed, MixedReport
 from bench.near_ties import Tally
-from bench.prompts import PROMPTS
 from bench.reference import GREEDY
 from bench.report import write_report
+from paceline.benchmark.prompts import PROMPTS
 from paceline.engine.runner_options import RunnerChoice
 
 METHODS = ("draft_model", "ngram")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.prompts import DEMO_PROMPTS
+from paceline.benchmark.prompts import DEMO_PROMPTS
 
 ROOT = Path(__file__).resolve().parents[2]
 

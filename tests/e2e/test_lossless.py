@@ -9,8 +9,8 @@ import torch
 
 from bench.lossless import MODES, Case, Lossless, demo_method
 from bench.mixed import Mixed
-from bench.prompts import DEMO_PROMPTS
 from bench.reference import GREEDY, Mode
+from paceline.benchmark.prompts import DEMO_PROMPTS
 from paceline.drafting.method import DraftMethod
 from paceline.engine.runner_options import RunnerChoice
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.report import commit, write_report
+from paceline.benchmark.report import commit, write_report
 
 
 @dataclass(frozen=True)

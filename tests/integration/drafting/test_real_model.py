@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.prompts import DEMO_PROMPTS
+from paceline.benchmark.prompts import DEMO_PROMPTS
 from paceline.drafting.build import MethodSettings, RunnerKind, build_method
 from paceline.drafting.local import LocalDrafter
 from paceline.engine.loader import load_model

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bench.compare import (
+from bench.demo import figures_table, verdict
+from bench.run import Results, make_plan, make_row, parse_arguments
+from bench.run_tables import prompt_table, ratio_table, time_table
+from paceline.benchmark.compare import (
     PLAIN,
     Configuration,
     Equality,
@@ -16,11 +19,8 @@ from bench.compare import (
     request_for,
     where_time_goes,
 )
-from bench.demo import figures_table, verdict
-from bench.prompts import DEMO_PROMPTS
-from bench.report import write_report
-from bench.run import Results, make_plan, make_row, parse_arguments
-from bench.run_tables import prompt_table, ratio_table, time_table
+from paceline.benchmark.prompts import DEMO_PROMPTS
+from paceline.benchmark.report import write_report
 from paceline.cli.request import Completion
 from paceline.client import AsyncClient
 from paceline.generation import Chunk, Evidence, Finished, Started

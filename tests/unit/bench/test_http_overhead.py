@@ -10,7 +10,7 @@ import pytest
 
 from bench.http_overhead import GRPC, Part, StreamRun, Turn, batches, make_rows, take_turn
 from bench.http_stream import text_and_tokens
-from bench.prompts import DEMO_PROMPTS, Prompt
+from paceline.benchmark.prompts import DEMO_PROMPTS, Prompt
 
 
 def turn(wall_s: float, first_text_s: float, text: str = "a") -> Turn:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from bench.prompts import Prompt
+from paceline.benchmark.prompts import Prompt
 from paceline.cli.request import Completion, RequestOptions, complete
 from paceline.client import AsyncClient
 from paceline.generation import Chunk

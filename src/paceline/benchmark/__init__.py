@@ -1,0 +1,1 @@
+"""Measures fleets on this machine: prompts, turns, comparisons, reports, and `paceline bench methods`."""

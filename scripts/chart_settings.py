@@ -14,7 +14,7 @@ from paceline_drafter.settings import DrafterSettings
 from paceline_gateway.settings import GatewaySettings
 from paceline_verifier.settings import VerifierSettings
 
-from paceline.method_names import CUT_METHODS, HEAD_METHODS, POOL_METHODS
+from paceline.method_names import CUT_METHODS, HEAD_METHODS, POOL_METHODS, SELF_DRAFT_METHODS
 from paceline.runtime.settings import ServiceSettings
 
 SCHEMA_FILE = Path(__file__).resolve().parents[1] / "k8s" / "chart" / "values.schema.json"
@@ -30,6 +30,7 @@ OWNED_BY_THE_CHART = frozenset(
         *("host", "port", "metrics_port", "http_port", "ready_file", "parent_pid"),
         *("tls_cert_file", "tls_key_file", "tls_client_ca_file", "drain_timeout_s", "log_level", "log_format"),
         *("model", "model_name", "method", "device", "dtype", "kv_cache_bytes"),
+        *("self_draft_method", "self_draft_model", "draft_head"),
         *("verifiers", "drafters", "api_keys_file", "redis_url"),
         *("link_tls", "link_tls_ca_file", "link_tls_cert_file", "link_tls_key_file", "link_tls_server_name"),
     }
@@ -63,6 +64,7 @@ def updated(schema: dict[str, Any]) -> dict[str, Any]:
     }
     methods = [*POOL_METHODS, *HEAD_METHODS, *CUT_METHODS]
     current["methods"] = {"type": "array", "items": {"enum": methods}, "minItems": 1, "uniqueItems": True}
+    current["selfDraftMethod"] = {"enum": ["none", *SELF_DRAFT_METHODS]}
     return schema | {"definitions": schema["definitions"] | current}
 
 

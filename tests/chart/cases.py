@@ -124,6 +124,26 @@ CASES: dict[str, Values] = {
             },
         ],
     },
+    "heads in drafters and in the verifier": {
+        "model": {"source": "owner/target", "volume": {"existingClaim": "models"}},
+        "verifiers": [
+            {
+                "name": "inside",
+                "selfDraft": {"method": "eagle", "head": "/models/eagle"},
+                "settings": {"self_draft_kv_bytes": 1048576, "eagle_topk": 4, "num_draft_tokens": 12},
+            },
+            {"name": "plain"},
+            {"name": "copies", "selfDraft": {"method": "ngram"}},
+        ],
+        "drafters": [
+            {"name": "medusa", "method": ["ngram", "medusa"], "head": "owner/medusa-heads"},
+            {"name": "eagle", "method": ["eagle"], "head": "/models/eagle", "model": "/models/target"},
+        ],
+    },
+    "layerskip": {
+        "verifiers": [{"name": "target", "selfDraft": {"method": "layerskip"}, "settings": {"exit_layer": 8}}],
+        "drafters": [{"name": "cut", "method": ["layerskip"], "settings": {"exit_layer": 8}}],
+    },
     "names": {
         "fullnameOverride": "a-name-that-is-far-too-long-for-the-names-of-services",
         "commonLabels": {"team": "ml", "cost-center": "7"},

@@ -62,6 +62,9 @@ BY_THE_SCHEMA: dict[str, tuple[Values, list[str]]] = {
     "unknown strategy": (verifier(strategy={"type": "OnDelete"}), ["strategy", "Recreate"]),
     "cache on the host": (verifier(modelCache={"type": "hostPath"}), ["modelCache", "type", "emptyDir"]),
     "unknown level": ({"logLevel": "loud"}, ["logLevel", "debug"]),
+    "head that is no path": (drafter(method=["eagle"], head="heads"), ["drafters", "head", "pattern"]),
+    "unknown method of a verifier": (verifier(selfDraft={"method": "draft_model"}), ["selfDraft", "method", "ngram"]),
+    "head as a setting": (drafter(method=["eagle"], settings={"draft_head": "a/b"}), ["draft_head", "not allowed"]),
     "no model": ({"model": {"source": ""}}, ["model", "source"]),
 }
 
@@ -95,6 +98,36 @@ BY_A_TEMPLATE: dict[str, tuple[Values, list[str]]] = {
     "draft model that is missing": (
         drafter(method=["ngram", "draft_model"]),
         ["drafters[small]: method ngram,draft_model needs the draft model"],
+    ),
+    "head that is missing": (
+        drafter(method=["ngram", "eagle3"]),
+        ["drafters[small]: method ngram,eagle3 needs a head", "as `head`"],
+    ),
+    "head that nobody has": (drafter(method=["ngram"], head="a/b"), ["method ngram has none"]),
+    "two models in one drafter": (
+        drafter(method=["eagle", "draft_model"], model="owner/small", head="a/b"),
+        ["drafters[small]: a drafter runs one model or head"],
+    ),
+    "head of a verifier that is missing": (
+        verifier(selfDraft={"method": "medusa"}),
+        ["verifiers[target]: selfDraft.method medusa needs a head"],
+    ),
+    "head of a verifier that nobody has": (verifier(selfDraft={"head": "a/b"}), ["selfDraft.method is none"]),
+    "drafters with different features": (
+        {
+            "drafters": [
+                {"name": "one", "method": ["eagle3"], "head": "a/b"},
+                {"name": "two", "method": ["medusa"], "head": "a/c"},
+            ]
+        },
+        ["drafters[one] and drafters[two] build on different hidden states"],
+    ),
+    "verifier with other features than its drafters": (
+        {
+            **verifier(selfDraft={"method": "medusa", "head": "a/c"}),
+            "drafters": [{"name": "one", "method": ["eagle3"], "head": "a/b"}],
+        },
+        ["verifiers[target]: drafts from final_norm by itself and would serve a/b"],
     ),
     "two devices for one model": (
         verifier(resources={"limits": {"nvidia.com/gpu": 2}}),

@@ -118,6 +118,30 @@ def test_large_and_odd_values_arrive_as_they_are(monkeypatch: pytest.MonkeyPatch
     assert getattr(pool, "cpu_affinity", None) == (0, 1)
 
 
+def test_verifiers_serve_what_the_drafters_heads_build_on() -> None:
+    found = containers(render(CASES["heads in drafters and in the verifier"]))
+    variables = {name.removeprefix("fleet-paceline-"): told(container) for name, container in found.items()}
+    for pool, method in (("inside", "eagle"), ("plain", "none"), ("copies", "ngram")):
+        verifier = variables[f"verifier-{pool}"]
+        assert verifier["PACELINE_VERIFIER_SELF_DRAFT_METHOD"] == method
+        assert verifier.get("PACELINE_VERIFIER_SELF_DRAFT_MODEL", "") == ("/models/eagle" if pool == "inside" else "")
+        assert verifier["PACELINE_VERIFIER_SERVED_FEATURES"] == "final_norm"
+    assert variables["drafter-medusa"]["PACELINE_DRAFTER_MODEL"] == "owner/target"
+    assert variables["drafter-medusa"]["PACELINE_DRAFTER_DRAFT_HEAD"] == "owner/medusa-heads"
+    assert variables["drafter-eagle"]["PACELINE_DRAFTER_MODEL"] == "/models/target"
+    small = containers(render(CASES["eagle3-pool"]))
+    target, drafter = (told(small[f"fleet-paceline-{name}"]) for name in ("verifier-target", "drafter-eagle3"))
+    assert target["PACELINE_VERIFIER_SERVED_FEATURES"] == drafter["PACELINE_DRAFTER_DRAFT_HEAD"]
+
+
+def test_what_verifiers_serve_may_be_said_where_drafters_are_elsewhere() -> None:
+    elsewhere = {"verifiers": [{"name": "target", "settings": {"served_features": "final_norm"}}], "drafters": []}
+    for values, served in ((elsewhere, "final_norm"), ({}, "none")):
+        container = containers(render(values))["fleet-paceline-verifier-target"]
+        entries = [entry["value"] for entry in container["env"] if entry["name"].endswith("SERVED_FEATURES")]
+        assert entries == [served]
+
+
 @pytest.mark.parametrize(
     ("pool", "device", "dtype"),
     [

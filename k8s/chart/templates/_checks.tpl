@@ -99,6 +99,7 @@
 {{- include "paceline.checkPool" (dict "where" $where "pool" $pool) -}}
 {{- end -}}
 {{- end -}}
+{{- include "paceline.checkFeatures" . -}}
 {{- end -}}
 
 {{/* Of gateways and pools alike. Takes where, workload. */}}
@@ -162,8 +163,57 @@
 {{- end -}}
 {{- end -}}
 {{- if hasKey $pool "method" -}}
-{{- if and (not $pool.model) (ne (join "," $pool.method) "ngram") -}}
-{{- fail (printf "%s: method %s needs the draft model in `model`; only ngram does without" .where (join "," $pool.method)) -}}
+{{- include "paceline.checkDrafter" . -}}
+{{- else -}}
+{{- $own := $pool.selfDraft -}}
+{{- $needsHead := has $own.method (list "medusa" "eagle" "eagle3") -}}
+{{- if and $needsHead (not $own.head) -}}
+{{- fail (printf "%s: selfDraft.method %s needs a head that was trained for the target: give its path in model.volume, or its hub id, as selfDraft.head" .where $own.method) -}}
+{{- end -}}
+{{- if and $own.head (not $needsHead) -}}
+{{- fail (printf "%s: selfDraft.head is given, but selfDraft.method is %s: set it to medusa, eagle or eagle3, or remove the head" .where $own.method) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Methods, models and heads of a pool of drafters. Takes where, pool. */}}
+{{- define "paceline.checkDrafter" -}}
+{{- $pool := .pool -}}
+{{- $method := join "," $pool.method -}}
+{{- if and (not $pool.model) (has "draft_model" $pool.method) -}}
+{{- fail (printf "%s: method %s needs the draft model in `model`; only ngram does without" .where $method) -}}
+{{- end -}}
+{{- if gt (len (without $pool.method "ngram")) 1 -}}
+{{- fail (printf "%s: a drafter runs one model or head, not all of %s; give each a pool, or keep one of them behind ngram" .where $method) -}}
+{{- end -}}
+{{- $headMethod := include "paceline.headMethod" $pool -}}
+{{- if and $headMethod (not $pool.head) -}}
+{{- fail (printf "%s: method %s needs a head that was trained for the target: give its path in model.volume, or its hub id, as `head`" .where $method) -}}
+{{- end -}}
+{{- if and $pool.head (not $headMethod) -}}
+{{- fail (printf "%s: head is given, but method %s has none; use medusa, eagle or eagle3, or remove it" .where $method) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A verifier keeps the hidden states of one kind: those of all heads that build on them must agree. Takes root. */}}
+{{- define "paceline.checkFeatures" -}}
+{{- $seen := dict -}}
+{{- range $item := .Values.drafters -}}
+{{- $pool := include "paceline.pool" (dict "root" $ "lane" "drafter" "item" $item) | fromJson -}}
+{{- with include "paceline.headMethod" $pool -}}
+{{- $_ := set $seen (include "paceline.featuresOf" (dict "method" . "head" $pool.head)) (printf "drafters[%s]" $item.name) -}}
+{{- end -}}
+{{- end -}}
+{{- if gt (len $seen) 1 -}}
+{{- fail (printf "%s build on different hidden states of the target, and a verifier serves one kind: give them the same head, or put one into a release of its own" (values $seen | sortAlpha | join " and ")) -}}
+{{- end -}}
+{{- $served := index (append (keys $seen) "none") 0 -}}
+{{- range $item := .Values.verifiers -}}
+{{- $pool := include "paceline.pool" (dict "root" $ "lane" "verifier" "item" $item) | fromJson -}}
+{{- $own := include "paceline.featuresOf" $pool.selfDraft -}}
+{{- $serves := get (default dict $pool.settings) "served_features" | default $served -}}
+{{- if not (or (eq $own "none") (eq $serves "none") (eq $own $serves)) -}}
+{{- fail (printf "verifiers[%s]: drafts from %s by itself and would serve %s to drafters, but a verifier keeps one kind of hidden states: set selfDraft.method to none, or give the drafters the same head" $item.name $own $serves) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -35,6 +35,41 @@ rollingUpdate:
 {{- end -}}
 {{- end -}}
 
+{{/* "true" if a drafter runs a head or a part of the target, and so needs the target. Takes the pool. */}}
+{{- define "paceline.drafterNeedsTarget" -}}
+{{- if or (include "paceline.headMethod" .) (has "layerskip" .method) -}}true{{- end -}}
+{{- end -}}
+
+{{/* The method of a drafter that needs a head. Takes the pool. */}}
+{{- define "paceline.headMethod" -}}
+{{- range $method := list "medusa" "eagle" "eagle3" -}}
+{{- if has $method $.method -}}{{- $method -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+What a method builds on: none, final_norm or the head of eagle3, in the words of the verifier's served_features.
+Takes method, head.
+*/}}
+{{- define "paceline.featuresOf" -}}
+{{- if eq .method "eagle3" -}}{{- .head -}}
+{{- else if has .method (list "medusa" "eagle") -}}final_norm
+{{- else -}}none
+{{- end -}}
+{{- end -}}
+
+{{/* The hidden states that this release's drafters want of verifiers; paceline.checks sees to it that they agree. */}}
+{{- define "paceline.servedFeatures" -}}
+{{- $wanted := "none" -}}
+{{- range $item := .Values.drafters -}}
+{{- $pool := include "paceline.pool" (dict "root" $ "lane" "drafter" "item" $item) | fromJson -}}
+{{- with include "paceline.headMethod" $pool -}}
+{{- $wanted = include "paceline.featuresOf" (dict "method" . "head" $pool.head) -}}
+{{- end -}}
+{{- end -}}
+{{- $wanted | quote -}}
+{{- end -}}
+
 {{/* Settings of a pool's service as YAML. Takes root, lane, pool. */}}
 {{- define "paceline.poolSettings" -}}
 {{- $pool := .pool -}}
@@ -42,10 +77,21 @@ rollingUpdate:
 {{ include "paceline.commonSettings" (dict "root" .root "service" .lane) }}
 {{- if eq .lane "verifier" }}
 model: {{ default .root.Values.model.source $pool.model | quote }}
+self_draft_method: {{ $pool.selfDraft.method }}
+{{- with $pool.selfDraft.head }}
+self_draft_model: {{ . | quote }}
+{{- end }}
+{{- if not (hasKey (default dict $pool.settings) "served_features") }}
+served_features: {{ include "paceline.servedFeatures" .root }}
+{{- end }}
 {{- else }}
 method: {{ toJson $pool.method }}
-{{- with $pool.model }}
+{{- $ofTarget := include "paceline.drafterNeedsTarget" $pool }}
+{{- with default (ternary .root.Values.model.source "" (eq $ofTarget "true")) $pool.model }}
 model: {{ . | quote }}
+{{- end }}
+{{- with $pool.head }}
+draft_head: {{ . | quote }}
 {{- end }}
 {{- end }}
 device: {{ $device }}

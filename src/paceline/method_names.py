@@ -5,8 +5,6 @@ They stand apart from the methods themselves, which the gateway must not import 
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 METHOD_NAMES = ("draft_model", "ngram", "medusa", "eagle", "eagle3", "layerskip")
 """All methods: what a request may name."""
 
@@ -22,11 +20,3 @@ CUT_METHODS = ("layerskip",)
 
 SELF_DRAFT_METHODS = ("ngram", "medusa", "eagle", "eagle3", "layerskip")
 """Methods that a verifier may be told to use."""
-
-
-def where_else(names: Collection[str]) -> str:
-    """What to add to a message that refuses these names for a drafter: those among them that a verifier can do."""
-    inside = [name for name in SELF_DRAFT_METHODS if name in names]
-    if not inside:
-        return ""
-    return f"; a verifier drafts with {' or '.join(inside)} by itself: set its self_draft_method and self_draft_model"

@@ -44,7 +44,7 @@ from tests.integration.test_drafter_service import draft, law, opening
 
 CYCLE = (3, 5, 7)
 PROMPT = [3, 5, 7, 3, 5, 7, 3]
-FORM = FeatureFormat("final norm", 2)
+FORM = FeatureFormat("final_norm", 2)
 
 
 def rows_of(tokens: Sequence[int], first_row: int = 0) -> Features:

@@ -24,7 +24,7 @@ from tests.integration.test_gateway_links import HASH, INFO, TOKENIZER, fitness,
 
 LAW = hash_law(VOCAB, seed=1)
 PROMPT = [1, 2, 3]
-FORM = FeatureFormat("final norm", 8)
+FORM = FeatureFormat("final_norm", 8)
 
 
 async def tells_nothing() -> Mapping[int, str]:
@@ -54,7 +54,7 @@ async def test_misfits_are_named(lane: Lane, changes: dict[str, Any], named: lis
         ((None, FORM), ""),
         ((replace(FORM, dtype=FeatureDtype.FLOAT16),), ""),
         ((None,), "verifiers serve none;"),
-        ((replace(FORM, width=9), None), "verifiers serve 'final norm' of 9 numbers, none;"),
+        ((replace(FORM, width=9), None), "verifiers serve 'final_norm' of 9 numbers, none;"),
         ((replace(FORM, kind="layers 1,2"),), "verifiers serve 'layers 1,2' of 8 numbers;"),
     ],
 )
@@ -71,7 +71,7 @@ async def test_a_drafter_that_builds_on_features_that_nobody_serves_is_refused(
     if refusal:
         with pytest.raises(ConfigurationError) as caught:
             await subject.check(Lane.DRAFTER, "host:1", needs, tells_nothing)
-        assert f"builds on the target's features 'final norm' of 8 numbers, but {refusal}" in caught.value.message
+        assert f"builds on the target's features 'final_norm' of 8 numbers, but {refusal}" in caught.value.message
         assert caught.value.field == "served_features"
     else:
         await subject.check(Lane.DRAFTER, "host:1", needs, tells_nothing)

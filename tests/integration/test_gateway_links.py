@@ -360,7 +360,7 @@ async def test_a_session_that_names_a_method_gets_a_replica_that_offers_it(lane:
 
 
 async def test_a_drafter_that_builds_on_features_goes_to_sessions_whose_verifier_serves_them() -> None:
-    form = FeatureFormat("final norm", 8)
+    form = FeatureFormat("final_norm", 8)
     async with pool_of(replace(INFO, methods=("h",), features=form), lane=Lane.DRAFTER) as (pool, _, addresses):
         for served in (None, replace(form, width=9), replace(form, kind="layers 1,2")):
             assert not pool.snapshot.offers("h", (served,))

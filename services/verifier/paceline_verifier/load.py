@@ -99,7 +99,7 @@ def load_replica(settings: VerifierSettings) -> Replica[VerifierCommand, Verifie
         kv_bytes=runner.info.kv_bytes + drafter_kv_bytes,
         max_sessions=settings.max_sessions,
         drafting_bytes=drafter_weights_bytes + drafter_kv_bytes + runner.info.feature_bytes,
-        features=None if served is None else served.form,
+        features=None if served is None else served.format,
     )
     actor = VerifyActor(engine, actor_limits(settings), gather_window_s=settings.gather_window_ms / 1000)
     return Replica(actor, info, tokenizer.vocabulary)

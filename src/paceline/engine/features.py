@@ -49,7 +49,7 @@ class FeatureTaps:
     def kind(self) -> str:
         """Name of what is kept: the same for the same rows."""
         layers = ",".join([str(layer) for layer in self.layers])
-        return "/".join([f"layers {layers}" if layers else "final norm", *filter(None, [self.fingerprint])])
+        return "/".join([f"layers {layers}" if layers else "final_norm", *filter(None, [self.fingerprint])])
 
 
 class FeatureRows(Protocol):

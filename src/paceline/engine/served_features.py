@@ -13,23 +13,26 @@ class ServedFeatures:
     """The features of a runner that keeps them, for the wire.
 
     Args:
-        runner: made with the taps that `form` describes.
-        form: what is said of them.
+        runner: made with the taps that `feature_format` describes.
+        feature_format: what is said of them.
+
+    Attributes:
+        format: what is said of them.
     """
 
-    def __init__(self, runner: ModelRunner, form: FeatureFormat) -> None:
+    def __init__(self, runner: ModelRunner, feature_format: FeatureFormat) -> None:
         self._runner = runner
-        self.form = form
+        self.format = feature_format
 
     @property
     def _dtype(self) -> FeatureDtype:
-        return self.form.dtype
+        return self.format.dtype
 
     def along(self, command: Verify, kv: SequenceKV) -> Features | None:
         """What goes along with a verdict: the newest rows of those that were asked for, as many as a message holds."""
         if command.features_from is None or command.features_from >= kv.num_rows:
             return None
-        first_row = max(command.features_from, kv.num_rows - rows_per_message(self.form.width, self._dtype))
+        first_row = max(command.features_from, kv.num_rows - rows_per_message(self.format.width, self._dtype))
         return to_features(self._runner.features(kv).read(first_row, kv.num_rows), first_row, self._dtype)
 
     def read(self, kv: SequenceKV, first_row: int, num_rows: int) -> Features:
@@ -45,5 +48,5 @@ class ServedFeatures:
                 "after the next verdict",
                 field="first_row",
             )
-        stop = min(stop, first_row + rows_per_message(self.form.width, self._dtype))
+        stop = min(stop, first_row + rows_per_message(self.format.width, self._dtype))
         return to_features(self._runner.features(kv).read(first_row, stop), first_row, self._dtype)

@@ -11,7 +11,7 @@ from paceline.errors import CapacityExceeded, InvalidArgument
 from paceline.messages import FeatureDtype, FeatureFormat, Features
 
 WIDTH = 4
-FORM = FeatureFormat("final norm", WIDTH)
+FORM = FeatureFormat("final_norm", WIDTH)
 CPU = torch.device("cpu")
 
 
@@ -84,7 +84,7 @@ def test_rows_go_with_their_tokens() -> None:
 
 
 def test_a_method_that_reads_the_last_row_only_keeps_no_others() -> None:
-    store, short_starts = store_of(form=FeatureFormat("final norm", WIDTH, only_last=True))
+    store, short_starts = store_of(form=FeatureFormat("final_norm", WIDTH, only_last=True))
     store.add("s", features(7, 8))
     held = store.add("s", features(19, 20))
     assert (held.first_row, held.num_rows) == (19, 20)

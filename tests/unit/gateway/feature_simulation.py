@@ -28,7 +28,7 @@ from paceline.speculation.tree import DraftTree
 from tests.unit.gateway.laws import Law, Script, nothing
 from tests.unit.gateway.simulation import SimDrafter, Simulation, SimVerifier, matching
 
-FORM = FeatureFormat("final norm", 2)
+FORM = FeatureFormat("final_norm", 2)
 ROW_BYTES = 8
 
 

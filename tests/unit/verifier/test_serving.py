@@ -21,7 +21,7 @@ def test_final_norm_or_none() -> None:
     assert served_taps("none", Path("nowhere")) is None
     taps = served_taps("final_norm", Path("nowhere"))
     assert taps is not None
-    assert taps.kind == "final norm"
+    assert taps.kind == "final_norm"
 
 
 def test_a_head_s_folder_says_what_it_builds_on(tmp_path: Path) -> None:
@@ -45,5 +45,5 @@ def test_what_is_served_and_what_drafts_here_are_the_same() -> None:
     assert joint_taps(None, None) is None
     assert joint_taps(FINAL, None) is joint_taps(None, FINAL) is FINAL
     assert joint_taps(FeatureTaps(width=8, only_last=True), FINAL) is not None
-    with pytest.raises(ConfigurationError, match="drafts from 'final norm' and is to serve 'layers 1,2'"):
+    with pytest.raises(ConfigurationError, match="drafts from 'final_norm' and is to serve 'layers 1,2'"):
         joint_taps(FINAL, inner)

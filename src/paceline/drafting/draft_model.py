@@ -194,7 +194,7 @@ class DraftModelMethod:
             )
             self._append(drawn, choices)
         if others:
-            rows = [_draft_row(job, _without_chance(job)) for job, _ in others]
+            rows = [_draft_row(job, job.sampling_without_chance) for job, _ in others]
             self._append(others, self._best(_stacked(others), rows, target_ids))
 
     def _best(
@@ -233,8 +233,3 @@ def _stacked(chosen: Sequence[tuple[DraftJob, torch.Tensor]]) -> torch.Tensor:
 
 def _draft_row(job: DraftJob, sampling: SamplingParams) -> DraftRow:
     return DraftRow(sampling, job.context, job.tokens, job.generation_start)
-
-
-def _without_chance(job: DraftJob) -> SamplingParams:
-    """Parameters by which the job's token is chosen; under `ratio` without noise, which the target's must not share."""
-    return replace(job.sampling, temperature=0.0) if job.rule is AcceptanceRule.RATIO else job.sampling

@@ -18,7 +18,6 @@ Medusa: Cai et al. 2024, arXiv 2401.10774. Its typical acceptance changes the ou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -31,7 +30,7 @@ from paceline.engine.features import FeatureTaps
 from paceline.engine.sampling import DraftChoice, DraftRow
 from paceline.engine.shared_parts import SharedParts
 from paceline.errors import ConfigurationError
-from paceline.messages import AcceptanceRule, SamplingParams
+from paceline.messages import AcceptanceRule
 
 _UNKNOWN_TOKEN = -1
 """Stands for a draft token that a head cannot know; processing ignores it."""
@@ -133,7 +132,7 @@ class MedusaMethod:
         num_heads = max(shape.max_depth for shape in shapes)
         logits = self._heads(hidden, num_heads)  # head by head, in each job by job
         rows = [
-            DraftRow(_sampling_for(job), job.context, (_UNKNOWN_TOKEN,) * head, job.generation_start)
+            DraftRow(job.sampling_without_chance, job.context, (_UNKNOWN_TOKEN,) * head, job.generation_start)
             for head in range(num_heads)
             for job in jobs
         ]
@@ -159,11 +158,6 @@ def _last_row(job: DraftJob) -> torch.Tensor | None:
     if job.features is None or row < job.features.first_row or row >= job.features.num_rows:
         return None
     return job.features.read(row, row + 1)
-
-
-def _sampling_for(job: DraftJob) -> SamplingParams:
-    """Parameters by which candidates are chosen; under `ratio` without noise, which the target's must not share."""
-    return replace(job.sampling, temperature=0.0) if job.rule is AcceptanceRule.RATIO else job.sampling
 
 
 def _plant(job: DraftJob, shape: TreeShape, candidates: Sequence[Sequence[DraftChoice]]) -> None:

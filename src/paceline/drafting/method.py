@@ -7,7 +7,7 @@ A method only ever affects speed: the verifier decides every token. Only what it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from paceline.messages import AcceptanceRule, DraftProbs, SamplingParams
@@ -92,6 +92,15 @@ class DraftJob:
     draft_probs: list[DraftProbs] = field(default_factory=list)
     done: bool = False
     method: str = ""
+
+    @property
+    def sampling_without_chance(self) -> SamplingParams:
+        """Parameters by which a draft is chosen that says nothing of its own chance.
+
+        Under `match` the request's own, with the noise that the target has too. Under `ratio` greedy: drafts must not
+        share the target's noise.
+        """
+        return replace(self.sampling, temperature=0.0) if self.rule is AcceptanceRule.RATIO else self.sampling
 
     @property
     def block(self) -> DraftTree:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -241,11 +241,9 @@ class EagleMethod:
         max_depth = min(job.max_depth, self._info.max_model_len - num_pairs + 1)
         if session is None or num_pairs < 1 or max_depth < 1 or num_pairs > self._info.max_model_len:
             return None
-        by_ratio = job.rule is AcceptanceRule.RATIO
-        sampling = replace(job.sampling, temperature=0.0) if by_ratio else job.sampling
-        width = 1 if by_ratio else self._topk
+        width = 1 if job.rule is AcceptanceRule.RATIO else self._topk
         growth = Growth(width, max_depth if width == 1 else self._num_nodes, max_depth)
-        draft = self._drafts[job.session] = _Draft(job, session, growth, sampling)
+        draft = self._drafts[job.session] = _Draft(job, session, growth, job.sampling_without_chance)
         return draft
 
     def _context_parts(self, drafts: Sequence[_Draft]) -> list[tuple[_Draft, HeadPart]]:

@@ -51,7 +51,13 @@ def drafters(target: str) -> dict[str, Callable[[], DraftMethod]]:
 
     def model(runner: RunnerKind, bits: Bits = Bits.INT8, methods: tuple[str, ...] = ("draft_model",)) -> DraftMethod:
         settings = MethodSettings(
-            methods, target, runner, bits, kv_bytes=128 << 20, max_sessions=1, max_model_len=MAX_MODEL_LEN
+            methods,
+            target,
+            runner=runner,
+            bits=bits,
+            kv_bytes=128 << 20,
+            max_sessions=1,
+            max_model_len=MAX_MODEL_LEN,
         )
         return build_method(settings, print)
 

@@ -26,22 +26,15 @@ from bench.transformers_baseline import BaselineRun, run_baseline
 from paceline.benchmark.compare import (
     PLAIN,
     Configuration,
-    Equality,
     PromptFigures,
     WhereTimeGoes,
-    equality,
-    prompt_figures,
-    request_for,
     where_time_goes,
 )
+from paceline.benchmark.fleet_runs import FleetRuns, Schedule, run_fleet
 from paceline.benchmark.prompts import DEMO_PROMPTS, PROMPTS, Prompt
 from paceline.cli.console import out, print_error
 from paceline.cli.cores import available_cores, plan_cores
-from paceline.cli.display import Display
-from paceline.cli.fleet import Fleet
 from paceline.cli.fleet_options import DEFAULT_MODEL, FleetOptions
-from paceline.cli.request import Completion, complete
-from paceline.client import AsyncClient
 from paceline.errors import PacelineError
 from paceline.exit_codes import exit_code
 from paceline.model_source import resolve
@@ -126,79 +119,31 @@ class Results:
     repeats: int
 
 
-Runs = dict[tuple[str, int], list[Completion]]
-"""Completions by prompt name and block size; entry i of each list is repeat i."""
-
-
-async def measure_fleet(
-    console: Console, plan: Plan, method: str
-) -> tuple[Runs, dict[tuple[str, int], list[Equality]]]:
+async def measure_fleet(console: Console, plan: Plan, method: str) -> FleetRuns:
     """Starts a fleet with the method and lets all ways take turns on it."""
-    runs: Runs = {}
-    equalities: dict[tuple[str, int], list[Equality]] = {}
-    display = Display()
-    fleet = Fleet(replace(plan.options, method=method, num_speculative_tokens=plan.block_sizes[0]), display)
-    try:
-        with display:
-            await fleet.start()
-        async with AsyncClient(fleet.addresses.gateway) as client:
-            for configuration in (PLAIN, *plan.configurations):
-                await complete(client, request_for(plan.prompts[0], configuration, 16))
-            for repeat in range(plan.repeats):
-                for prompt in plan.prompts:
-                    console.print(f"{method}: repeat {repeat + 1} of {plan.repeats}, {prompt.name}", style="dim")
-                    await _take_turns(client, plan, prompt, repeat, runs, equalities)
-    finally:
-        await fleet.stop()
-    return runs, equalities
+    return await run_fleet(
+        replace(plan.options, method=method, num_speculative_tokens=plan.block_sizes[0]),
+        plan.configurations,
+        Schedule(plan.prompts, plan.repeats, plan.max_tokens),
+        say=lambda line: console.print(f"{method}: {line}", style="dim"),
+    )
 
 
-async def _take_turns(
-    client: AsyncClient,
-    plan: Plan,
-    prompt: Prompt,
-    repeat: int,
-    runs: Runs,
-    equalities: dict[tuple[str, int], list[Equality]],
-) -> None:
-    """Generates from one prompt in all ways; each repeat begins with another one."""
-    ways = [PLAIN, *plan.configurations]
-    first = repeat % len(ways)
-    for way in ways[first:] + ways[:first]:
-        completion = await complete(client, request_for(prompt, way, plan.max_tokens))
-        runs.setdefault((prompt.name, way.num_speculative_tokens), []).append(completion)
-    plain = runs[prompt.name, 0][repeat]
-    for way in plan.configurations:
-        key = (prompt.name, way.num_speculative_tokens)
-        verdict = await equality(client, prompt, plain, runs[key][repeat], plan.max_tokens)
-        equalities.setdefault(key, []).append(verdict)
-
-
-def make_row(
-    plan: Plan,
-    method: str,
-    size: int,
-    runs: Runs,
-    equalities: dict[tuple[str, int], list[Equality]],
-    baseline: dict[str, float],
-) -> Row:
+def make_row(plan: Plan, method: str, way: Configuration, found: FleetRuns, baseline: dict[str, float]) -> Row:
     """Figures of one method with one block size."""
-    figures = [
-        prompt_figures(prompt.name, runs[prompt.name, 0], runs[prompt.name, size], equalities[prompt.name, size])
-        for prompt in plan.prompts
-    ]
+    figures = [found.figures(prompt.name, way) for prompt in plan.prompts]
     to_transformers = [
         figure.tokens_per_second / baseline[figure.prompt] for figure in figures if figure.prompt in baseline
     ]
     return Row(
         method=method,
-        num_speculative_tokens=size,
+        num_speculative_tokens=way.num_speculative_tokens,
         ratio=statistics.median([figure.ratio for figure in figures]),
         ratio_to_transformers=statistics.median(to_transformers) if to_transformers else None,
         tokens_per_pass=statistics.mean([figure.tokens_per_pass for figure in figures]),
         acceptance=statistics.mean([figure.acceptance for figure in figures]),
         tokens_per_second=statistics.median([figure.tokens_per_second for figure in figures]),
-        where_time_goes=where_time_goes([run for prompt in plan.prompts for run in runs[prompt.name, size]]),
+        where_time_goes=where_time_goes([run for prompt in plan.prompts for run in found.runs[prompt.name, way]]),
         prompts=tuple(figures),
     )
 
@@ -220,14 +165,15 @@ async def measure(console: Console, plan: Plan, *, with_transformers: bool) -> R
         measured[method] = await measure_fleet(console, plan, method)
     await baseline()
     speeds = _baseline_speeds(baseline_runs)
-    plain = [run for runs, _ in measured.values() for (_, size), listed in runs.items() if size == 0 for run in listed]
-    first_plain = {prompt.name: measured[plan.methods[0]][0][prompt.name, 0][0].token_ids for prompt in plan.prompts}
+    plain = [run for found in measured.values() for prompt in plan.prompts for run in found.runs[prompt.name, PLAIN]]
+    first = measured[plan.methods[0]]
+    first_plain = {prompt.name: first.runs[prompt.name, PLAIN][0].token_ids for prompt in plan.prompts}
     return Results(
         rows=tuple(
             [
-                make_row(plan, method, size, runs, equalities, speeds)
-                for method, (runs, equalities) in measured.items()
-                for size in plan.block_sizes
+                make_row(plan, method, way, found, speeds)
+                for method, found in measured.items()
+                for way in plan.configurations
             ]
         ),
         plain_tokens_per_second=statistics.median([run.tokens_per_second for run in plain]),

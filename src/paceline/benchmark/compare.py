@@ -37,10 +37,12 @@ class Configuration:
     Attributes:
         name: for tables.
         num_speculative_tokens: block size; 0 is plain decoding.
+        method: the only method to draft by; empty: whatever the fleet drafts with.
     """
 
     name: str
     num_speculative_tokens: int
+    method: str = ""
 
 
 PLAIN = Configuration("plain", 0)
@@ -52,6 +54,7 @@ def request_for(prompt: Prompt, configuration: Configuration, max_tokens: int | 
         max_tokens=max_tokens or prompt.max_tokens,
         speculation=configuration.num_speculative_tokens > 0,
         num_speculative_tokens=configuration.num_speculative_tokens,
+        method=configuration.method,
     )
     return options.request(ChatPrompt((ChatMessage("user", prompt.text),)))
 

@@ -19,6 +19,7 @@ from paceline.benchmark.compare import (
     request_for,
     where_time_goes,
 )
+from paceline.benchmark.fleet_runs import FleetRuns
 from paceline.benchmark.prompts import DEMO_PROMPTS
 from paceline.benchmark.report import write_report
 from paceline.cli.request import Completion
@@ -108,8 +109,11 @@ async def test_a_difference_is_forgiven_only_where_the_best_two_are_close(gap: f
 def test_the_tables_and_the_report(tmp_path: Path) -> None:
     plan = replace(make_plan(parse_arguments(["--repeats", "1", "--block-sizes", "4"])), prompts=(PROMPT,))
     plain, fast = completion((1, 2), total_ms=100.0), completion((1, 2), total_ms=50.0, draft_tokens=2, accepted=1)
-    runs = {(PROMPT.name, 0): [plain], (PROMPT.name, 4): [fast]}
-    row = make_row(plan, "draft_model", 4, runs, {(PROMPT.name, 4): [Equality.EQUAL]}, {PROMPT.name: 10.0})
+    (way,) = plan.configurations
+    found = FleetRuns(
+        {(PROMPT.name, PLAIN): [plain], (PROMPT.name, way): [fast]}, {(PROMPT.name, way): [Equality.EQUAL]}
+    )
+    row = make_row(plan, "draft_model", way, found, {PROMPT.name: 10.0})
     results = Results((row,), 20.0, where_time_goes([plain]), 10.0, 1, 1, 1)
     console = Console(width=120, record=True, file=None)
     with console.capture() as captured:

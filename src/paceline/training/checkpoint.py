@@ -8,7 +8,6 @@ trained parameters that measured best.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -109,15 +108,13 @@ class CheckpointFolder:
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=self._folder, prefix=f".{name}.", delete=False) as file:
-            try:
-                torch.save(content, file)
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(file.name, self._folder / name)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+        # Always the same name, so that what a killed run left is written over.
+        scratch = self._folder / f".{name}.part"
+        with scratch.open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(self._folder / name)
 
     def _read(self, name: str) -> dict[str, Any] | None:
         path = self._folder / name

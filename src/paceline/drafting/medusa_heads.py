@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import nn
 from torch.nn.functional import silu
 
 from paceline.drafting.checkpoints.medusa_checkpoint import MedusaCheckpoint
-from paceline.engine.native.weights import PlainWeight
-from paceline.engine.packing import PackedLinear, least_rows, packing_obstacle
+from paceline.drafting.head_products import make_product
+from paceline.engine.native.weights import Weight
 from paceline.engine.shared_parts import SharedParts
-
-_Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 class MedusaHeads:
@@ -35,7 +32,7 @@ class MedusaHeads:
 
     def __init__(self, checkpoint: MedusaCheckpoint, parts: SharedParts, vocab_size: int, *, pack: bool = True) -> None:
         self._device, self._dtype = parts.device, parts.dtype
-        self._packs = pack and not packing_obstacle(nn.Linear(1, 1, device=parts.device, dtype=parts.dtype))
+        self._pack = pack
         self.num_bytes = 0
         self._blocks = [[self._product(*layer) for layer in block] for block in checkpoint.blocks]
         token_map, heads = checkpoint.token_map, checkpoint.heads or ()
@@ -44,7 +41,9 @@ class MedusaHeads:
         # By identity: a head that is there several times is kept once.
         own = {id(head): head for head in heads}
         products = {key: self._product(head[real], None) for key, head in own.items()}
-        self._outputs = [products[id(head)] for head in heads] or [parts.head] * len(self._blocks)
+        self._outputs: list[Callable[[torch.Tensor], torch.Tensor]] = [products[id(head)] for head in heads] or [
+            parts.head
+        ] * len(self._blocks)
 
     @property
     def num_heads(self) -> int:
@@ -68,13 +67,14 @@ class MedusaHeads:
             return outputs[0](torch.cat(states))
         return torch.cat([output(state) for output, state in zip(outputs, states, strict=True)])
 
-    def _residual(self, block: list[_Product], state: torch.Tensor) -> torch.Tensor:
+    def _residual(self, block: list[Weight], state: torch.Tensor) -> torch.Tensor:
         for layer in block:
             state = state + silu(layer(state))
         return state
 
-    def _product(self, weight: torch.Tensor, bias: torch.Tensor | None) -> _Product:
+    def _product(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Weight:
         weight = weight.to(device=self._device, dtype=self._dtype)
         bias = None if bias is None else bias.to(device=self._device, dtype=self._dtype)
-        self.num_bytes += weight.nbytes + (0 if bias is None else bias.nbytes)
-        return PackedLinear(weight, bias, least_rows()) if self._packs else PlainWeight(weight, bias)
+        product = make_product(weight, bias, pack=self._pack)
+        self.num_bytes += product.num_bytes
+        return product

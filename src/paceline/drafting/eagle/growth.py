@@ -111,10 +111,6 @@ class Growth:
         level = sorted(range(first_new, len(self._tokens)), key=self._rank)[: self.width]
         self.frontier = [node for node in level if node in kept]
 
-    def stop(self) -> None:
-        """Ends it with the levels that it has."""
-        self.frontier = []
-
     def grown(self) -> Grown:
         """What is kept of it."""
         nodes = self._best()

@@ -19,26 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from paceline.engine.attention import PagedAttention
 from paceline.engine.native.decoder import LayerShape, Norm, Rotary
+from paceline.engine.native.weights import Weight
 
 Rows = Callable[[torch.Tensor], torch.Tensor]
 """Rows to rows # [num_rows, any] -> [num_rows, any]"""
-
-
-class Product(Protocol):
-    """A matrix that rows are multiplied by."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of weight and bias."""
-
-    def __call__(self, inputs: torch.Tensor, /) -> torch.Tensor:
-        """The product of each row # [num_rows, in_features] -> [num_rows, out_features]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +45,12 @@ class Layer:
     """
 
     shape: LayerShape
-    qkv: Product
-    output: Product
+    qkv: Weight
+    output: Weight
     feed_forward_norm: Norm
-    gate_up: Product
+    gate_up: Weight
     activation: Rows
-    down: Product
-
-    @property
-    def products(self) -> tuple[Product, ...]:
-        """The matrices."""
-        return (self.qkv, self.output, self.gate_up, self.down)
+    down: Weight
 
     def __call__(
         self,
@@ -129,7 +113,7 @@ class EagleHead:
     """
 
     embed: Callable[[torch.Tensor], torch.Tensor]
-    fuse: Product | None
+    fuse: Weight | None
     embed_norm: Norm | None
     feature_norm: Norm | None
     input_norm: Norm | None

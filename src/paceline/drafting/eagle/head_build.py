@@ -7,17 +7,16 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import torch
-from torch import nn
 from torch.nn import functional
 from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from paceline.drafting.checkpoints.eagle import EagleCheckpoint, EagleConfig
-from paceline.drafting.eagle.head import EagleHead, Layer, Product, Rows
+from paceline.drafting.eagle.head import EagleHead, Layer, Rows
+from paceline.drafting.head_products import make_product
 from paceline.engine.native.decoder import LayerShape, Norm, Rotary
-from paceline.engine.native.weights import PlainWeight
-from paceline.engine.packing import PackedLinear, least_rows, packing_obstacle
+from paceline.engine.native.weights import Weight
 from paceline.engine.shared_parts import SharedParts
 from paceline.errors import ConfigurationError
 
@@ -87,18 +86,16 @@ class _Weights:
         weight = self.tensor(f"{name}.weight")
         return None if weight is None else Norm(weight, self.checkpoint.config.rms_norm_eps)
 
-    def product(self, *names: str) -> Product:
+    def product(self, *names: str) -> Weight:
         """Linear layers with the same input, side by side."""
         weight = torch.cat([cast("torch.Tensor", self.tensor(f"{name}.weight")) for name in names])
         biases = [self.tensor(f"{name}.bias") for name in names]
         bias = None if biases[0] is None else torch.cat(cast("list[torch.Tensor]", biases))
         return self.made(weight, bias)
 
-    def made(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    def made(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Weight:
         """A matrix, packed where that is possible."""
-        if self.pack and not packing_obstacle(nn.ParameterList([nn.Parameter(weight, requires_grad=False)])):
-            return PackedLinear(weight, bias, least_rows())
-        return PlainWeight(weight, bias)
+        return make_product(weight, bias, pack=self.pack)
 
 
 def _check_sizes(checkpoint: EagleCheckpoint, parts: SharedParts) -> None:

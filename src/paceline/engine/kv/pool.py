@@ -6,7 +6,7 @@ Words and half-open ranges, for a sequence whose block table is `pages` and a pa
 |---|---|---|
 | rows [0, num_rows) | computed for the tokens at positions [0, num_rows) | nobody; the sequence may forget them |
 | rows [num_rows, num_rows + n) | reserved: hold nothing before the running pass writes them | the running pass |
-| rows ahead, among these | hold drafts, in the first layers only, until they are judged (`RowsAhead`) | drafting passes |
+| rows ahead, among these | hold drafts, in the first layers only, until judged (`RowsAhead`) | drafting passes |
 | row r | lies in slot pages[r // P] * P + r % P of every plane | |
 | slots [p * P, (p + 1) * P) | page p | the one sequence that holds it, until it is published |
 

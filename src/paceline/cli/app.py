@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from paceline import __version__
+from paceline.cli.bench import bench_app
 from paceline.cli.console import (
     errors_as_json,
     print_error,
@@ -52,6 +53,7 @@ app = typer.Typer(
     help="Speculative decoding for large language models, served as a fleet.",
 )
 app.add_typer(train_app)
+app.add_typer(bench_app)
 
 Model = Annotated[str, typer.Option(help="Target: a hub id, a folder, a .gguf file or the built-in name.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway's gRPC; 0 takes a free one.")]

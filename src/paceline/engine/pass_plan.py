@@ -225,39 +225,65 @@ class PassPlan:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class NewRows:
+    """What one sequence feeds in a pass: one token per new row. The rows are reserved.
+
+    Attributes:
+        kv: the sequence.
+        first_row: the first new row; the rows before it are there.
+        token_ids: one per new row.
+        positions: of the tokens.
+        num_wanted: of how many of the last tokens the result is wanted.
+        visible: which rows each token sees # [num_new, first_row + num_new] bool, on the device of the pass; None if a
+            single token sees all.
+        seen_by_all: all tokens see all rows before this one.
+    """
+
+    kv: SequenceKV
+    first_row: int
+    token_ids: Sequence[int]
+    positions: Sequence[int]
+    num_wanted: int
+    visible: torch.Tensor | None
+    seen_by_all: int
+
+
 def plan_pass(batch: Sequence[SequencePass], device: torch.device) -> PassPlan:
     """Lays the parts of a pass side by side.
 
     The rows that the parts write must be reserved. A sequence whose pages are badly scattered is moved together first.
     """
+    return join_rows([_new_rows(part, device) for part in batch], device)
+
+
+def join_rows(parts: Sequence[NewRows], device: torch.device) -> PassPlan:
+    """Lays the new rows of several sequences side by side; one whose pages are badly scattered is moved together."""
     tokens: list[int] = []
     positions: list[int] = []
     wanted: list[int] = []
-    plans: list[SequencePlan] = []
     write: list[int] = []
-    for part in batch:
-        kv = part.kv
-        start, first = len(tokens), kv.num_rows + part.num_ahead
-        root = first + len(part.tokens) - 1
-        part_positions = [*range(first, root + 1), *(root + depth for depth in part.tree.depths[1:])]
-        tokens += part.tokens
-        tokens += part.tree.tokens
-        positions += part_positions
+    plans: list[SequencePlan] = []
+    for part in parts:
+        kv, start = part.kv, len(tokens)
+        if len(page_runs(kv.pages)) > MAX_RUNS:
+            kv.straighten()
+        tokens += part.token_ids
+        positions += part.positions
         stop = len(tokens)
-        wanted += range(stop - part.num_logits, stop)
-        num_rows = first + stop - start
-        pages = _pages(kv, num_rows)
-        write += kv.slot_list(first, num_rows)
+        num_rows = part.first_row + stop - start
+        wanted += range(stop - part.num_wanted, stop)
+        write += kv.slot_list(part.first_row, num_rows)
         plans.append(
             SequencePlan(
                 start=start,
                 stop=stop,
                 num_rows=num_rows,
-                pages=pages,
+                pages=kv.pages[: -(-num_rows // kv.page_tokens)],
                 page_tokens=kv.page_tokens,
-                visible=_visible(part, num_rows, device),
-                positions=torch.tensor(part_positions, device=device),
-                seen_by_all=first,
+                visible=part.visible,
+                positions=torch.tensor(part.positions, device=device),
+                seen_by_all=part.seen_by_all,
             )
         )
     return PassPlan(
@@ -265,19 +291,32 @@ def plan_pass(batch: Sequence[SequencePass], device: torch.device) -> PassPlan:
         token_ids=torch.tensor([tokens], device=device),
         positions=torch.tensor([positions], device=device),
         wanted=torch.tensor(wanted, device=device, dtype=torch.long),
-        num_wanted=tuple(part.num_logits for part in batch),
+        num_wanted=tuple(part.num_wanted for part in parts),
         write=_as_slots(write, device),
     )
 
 
-def _pages(kv: SequenceKV, num_rows: int) -> list[int]:
-    """The pages of the first rows, moved together if they were badly scattered."""
-    if len(page_runs(kv.pages)) > MAX_RUNS:
-        kv.straighten()
-    return kv.pages[: -(-num_rows // kv.page_tokens)]
+def seen_in_order(num_new: int, num_rows: int) -> torch.Tensor | None:
+    """Each new row sees the ones before it and itself # [num_new, num_rows] bool; None for a single one."""
+    return None if num_new == 1 else torch.ones(num_new, num_rows, dtype=torch.bool).tril_(num_rows - num_new)
+
+
+def _new_rows(part: SequencePass, device: torch.device) -> NewRows:
+    first = part.kv.num_rows + part.num_ahead
+    root = first + len(part.tokens) - 1
+    return NewRows(
+        kv=part.kv,
+        first_row=first,
+        token_ids=[*part.tokens, *part.tree.tokens],
+        positions=[*range(first, root + 1), *(root + depth for depth in part.tree.depths[1:])],
+        num_wanted=part.num_logits,
+        visible=_visible(part, first + part.num_tokens, device),
+        seen_by_all=first,
+    )
 
 
 def _as_slots(slots: list[int], device: torch.device) -> Slots:
+    """Neighbouring slots as a slice, which is written faster."""
     first = slots[0]
     if slots[-1] - first == len(slots) - 1 and slots == list(range(first, first + len(slots))):
         return slice(first, first + len(slots))
@@ -287,9 +326,9 @@ def _as_slots(slots: list[int], device: torch.device) -> Slots:
 def _visible(part: SequencePass, num_rows: int, device: torch.device) -> torch.Tensor | None:
     """Which rows each new token sees # [num_tokens, num_rows]; None for a single token, which sees all."""
     num_new = part.num_tokens
-    if num_new == 1:
+    visible = seen_in_order(num_new, num_rows)
+    if visible is None:
         return None
-    visible = torch.ones(num_new, num_rows, dtype=torch.bool).tril_(num_rows - num_new)
     if not part.tree.is_chain:
         root = len(part.tokens) - 1
         nodes = torch.eye(part.tree.num_draft_tokens + 1, dtype=torch.bool)

@@ -15,8 +15,7 @@ import torch
 from paceline.drafting.eagle.head import EagleHead
 from paceline.engine.attention import PagedAttention
 from paceline.engine.kv.pool import KVPool, SequenceKV
-from paceline.engine.kv.sequence import page_runs
-from paceline.engine.pass_plan import MAX_RUNS, PassPlan, SequencePlan, Slots
+from paceline.engine.pass_plan import NewRows, join_rows, seen_in_order
 from paceline.engine.runner_options import RunnerOptions
 from paceline.engine.runner_setup import MIN_POOL_TOKENS
 from paceline.errors import ConfigurationError
@@ -85,7 +84,7 @@ class HeadRunner:
             Per part its wanted states # [num_wanted, hidden_size]
         """
         device = self.head.device
-        plan = _plan(parts, device)
+        plan = join_rows([_new_rows(part, device) for part in parts], device)
         features = [part.features.to(device=device, dtype=self.head.dtype) for part in parts]
         self._attention.plan = plan
         try:
@@ -101,58 +100,15 @@ class HeadRunner:
         return list(torch.split(states, list(plan.num_wanted)))
 
 
-def _plan(parts: Sequence[HeadPart], device: torch.device) -> PassPlan:
-    """Lays the parts side by side; a sequence whose pages are badly scattered is moved together first."""
-    tokens: list[int] = []
-    positions: list[int] = []
-    wanted: list[int] = []
-    write: list[int] = []
-    plans: list[SequencePlan] = []
-    for part in parts:
-        kv, num_new = part.kv, len(part.token_ids)
-        if len(page_runs(kv.pages)) > MAX_RUNS:
-            kv.straighten()
-        num_rows = kv.num_rows + num_new
-        start, stop = len(tokens), len(tokens) + num_new
-        tokens += part.token_ids
-        positions += part.positions
-        wanted += range(stop - part.num_wanted, stop)
-        write += kv.slot_list(kv.num_rows, num_rows)
-        plans.append(
-            SequencePlan(
-                start=start,
-                stop=stop,
-                num_rows=num_rows,
-                pages=kv.pages[: -(-num_rows // kv.page_tokens)],
-                page_tokens=kv.page_tokens,
-                visible=_visible(part, num_rows, device),
-                positions=torch.tensor(part.positions, device=device),
-                seen_by_all=kv.num_rows if part.visible is None else 0,
-            )
-        )
-    return PassPlan(
-        sequences=tuple(plans),
-        token_ids=torch.tensor([tokens], device=device),
-        positions=torch.tensor([positions], device=device),
-        wanted=torch.tensor(wanted, device=device, dtype=torch.long),
-        num_wanted=tuple(part.num_wanted for part in parts),
-        write=_as_slots(write, device),
+def _new_rows(part: HeadPart, device: torch.device) -> NewRows:
+    first, num_new = part.kv.num_rows, len(part.token_ids)
+    visible = seen_in_order(num_new, first + num_new) if part.visible is None else part.visible
+    return NewRows(
+        kv=part.kv,
+        first_row=first,
+        token_ids=part.token_ids,
+        positions=part.positions,
+        num_wanted=part.num_wanted,
+        visible=None if visible is None else visible.to(device),
+        seen_by_all=first if part.visible is None else 0,
     )
-
-
-def _visible(part: HeadPart, num_rows: int, device: torch.device) -> torch.Tensor | None:
-    """Which rows each new one sees # [num_new, num_rows]; None for a single one that sees all."""
-    if part.visible is not None:
-        return part.visible.to(device)
-    num_new = len(part.token_ids)
-    if num_new == 1:
-        return None
-    return torch.ones(num_new, num_rows, dtype=torch.bool).tril_(num_rows - num_new).to(device)
-
-
-def _as_slots(slots: list[int], device: torch.device) -> Slots:
-    """Neighbouring slots as a slice, which is written faster."""
-    first = slots[0]
-    if slots == list(range(first, first + len(slots))):
-        return slice(first, first + len(slots))
-    return torch.tensor(slots, device=device)

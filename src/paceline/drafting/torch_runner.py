@@ -14,7 +14,8 @@ import torch
 
 from paceline.drafting.draft_runner import DraftRunnerInfo, Feed, FeedResult
 from paceline.engine.runner import ModelRunner
-from paceline.engine.scheduler import Holder, Part, Scheduler, SchedulerOptions, SchedulerStats, Want
+from paceline.engine.scheduler import Scheduler, SchedulerOptions, SchedulerStats
+from paceline.engine.wants import Holder, Part, Want
 from paceline.errors import CapacityExceeded, ModelError, PacelineError
 from paceline.kv_usage import KvUsage
 

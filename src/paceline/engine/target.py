@@ -28,11 +28,12 @@ from paceline.engine.blocks import cut_block
 from paceline.engine.next_blocks import NextBlocks, SelfDraftStats
 from paceline.engine.runner import ModelRunner
 from paceline.engine.sampling import Verdict, judge
-from paceline.engine.scheduler import Holder, Part, Plan, Scheduler, SchedulerOptions, SchedulerStats, Want
+from paceline.engine.scheduler import Scheduler, SchedulerOptions, SchedulerStats
 from paceline.engine.self_draft import SelfDrafter
 from paceline.engine.served_features import ServedFeatures
 from paceline.engine.target_checks import CommandChecks, check_target
 from paceline.engine.target_session import NO_NEXT_BLOCK, Entry, Session, Work
+from paceline.engine.wants import Holder, Part, Plan, Want
 from paceline.errors import CapacityExceeded, InvalidArgument, ModelError, NotFound, PacelineError
 from paceline.kv_usage import KvUsage
 from paceline.messages import Evicted, Failed, Features, NeedTokens, Open, Opened, Verified, Verify

@@ -10,7 +10,7 @@ import torch
 from paceline.engine.blocks import CutBlock
 from paceline.engine.kv.pool import SequenceKV
 from paceline.engine.sampling import JudgeRequest, Verdict
-from paceline.engine.scheduler import Holder, Want
+from paceline.engine.wants import Holder, Want
 from paceline.messages import AcceptanceRule, Features, SamplingParams, Timing, Verified, Verify
 from paceline.pass_size import PassSize
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree

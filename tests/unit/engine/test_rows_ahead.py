@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from paceline.engine.kv.sequence import RowsAhead, SequenceKV
-from paceline.engine.scheduler import Scheduler, Want
+from paceline.engine.scheduler import Scheduler
 from paceline.engine.self_draft import SelfDraft, SelfDraftJob
 from paceline.engine.target import TargetEngine
+from paceline.engine.wants import Want
 from paceline.errors import CapacityExceeded
 from paceline.speculation.tree import DraftTree
 from tests.fakes.toy_runner import ToyRunner, hash_law

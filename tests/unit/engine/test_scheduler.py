@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from paceline.engine.scheduler import Holder, Plan, Scheduler, SchedulerOptions, Want
+from paceline.engine.scheduler import Scheduler, SchedulerOptions
+from paceline.engine.wants import Holder, Plan, Want
 from paceline.errors import ConfigurationError
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
 from tests.fakes.toy_runner import ToyRunner, hash_law

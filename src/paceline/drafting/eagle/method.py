@@ -24,8 +24,9 @@ from paceline.drafting.eagle.taps import FeatureFusion, make_taps
 from paceline.drafting.method import DraftJob, MethodInfo
 from paceline.engine.runner_options import DEFAULT_KV_BYTES, RunnerOptions
 from paceline.engine.sampling import DraftRow
-from paceline.engine.scheduler import SchedulerStats, Want
+from paceline.engine.scheduler import SchedulerStats
 from paceline.engine.shared_parts import SharedParts
+from paceline.engine.wants import Want
 from paceline.errors import ConfigurationError
 from paceline.kv_usage import KvUsage
 from paceline.messages import AcceptanceRule, SamplingParams

@@ -26,7 +26,8 @@ import torch
 
 from paceline.engine.features import FeatureRows
 from paceline.engine.kv.pool import KVPool
-from paceline.engine.scheduler import Holder, Scheduler, SchedulerOptions
+from paceline.engine.scheduler import Scheduler, SchedulerOptions
+from paceline.engine.wants import Holder
 from paceline.errors import CapacityExceeded
 from paceline.token_log import common_prefix_len
 

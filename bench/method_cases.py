@@ -75,12 +75,18 @@ MEDUSA = (
 )
 
 
-def shapes(method: str, num_layers: int) -> tuple[Shape, ...]:
-    """The shapes in which a method drafts for a target of so many layers."""
+def shapes(method: str, num_layers: int, *, trained: bool = True) -> tuple[Shape, ...]:
+    """The shapes in which a method drafts.
+
+    Args:
+        method: drafting method.
+        num_layers: of the target.
+        trained: for layerskip: the target was trained for early exits. One that was not agrees with itself only late.
+    """
     if method == "layerskip":
-        exits = (num_layers - 2, num_layers - max(num_layers // 8, 1))
-        # Both late, since a target that was not trained for early exits agrees with itself there only.
-        return tuple([Shape(f"exit after {layer}", exit_layer=layer) for layer in dict.fromkeys(exits)])
+        late = Shape(f"exit after {num_layers - 2}", exit_layer=num_layers - 2)
+        earlier = num_layers - max(num_layers // 8, 1)
+        return (Shape("exit as trained") if trained else Shape(f"exit after {earlier}", exit_layer=earlier), late)
     return {"medusa": MEDUSA, "eagle": EAGLE, "eagle3": EAGLE}.get(method, CHAIN)
 
 
@@ -157,9 +163,9 @@ def cases(
     """All cases of these methods, those of one method and placement one after the other.
 
     Args:
-        methods: drafting methods; one that needs a head has none without it.
+        methods: drafting methods; one that needs a head has no case without it.
         num_layers: of the target.
-        heads: folder of the head of each method that needs one.
+        heads: folder of the head of each method that needs one; layerskip has one where its target was trained for it.
         batches: sessions.
     """
     return [
@@ -167,7 +173,7 @@ def cases(
         for method in methods
         if method in heads or method not in HEAD_METHODS
         for where in placements(method)
-        for shape in shapes(method, num_layers)
+        for shape in shapes(method, num_layers, trained=method in heads)
         for mode in MODES
         for batch in batches
     ]

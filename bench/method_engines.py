@@ -27,6 +27,7 @@ from paceline.engine.local import LocalRequest, LocalResult, generate, no_draft
 from paceline.engine.runner_options import RunnerOptions
 from paceline.engine.target import TargetEngine, TargetOptions
 from paceline.messages import SamplingParams
+from paceline.method_names import CUT_METHODS
 from paceline.speculation.tree import DraftTree
 from paceline.text.tokenizer import Tokenizer
 
@@ -94,7 +95,7 @@ class MethodEngines:
             {
                 "model": str(self._folder),
                 "self_draft_method": method,
-                "self_draft_model": str(head or ""),
+                "self_draft_model": "" if method in CUT_METHODS else str(head or ""),
                 "self_draft_kv_bytes": self._kv_bytes,
                 "max_draft_tokens": shape.max_draft_tokens,
                 "num_draft_tokens": shape.max_draft_tokens,
@@ -161,7 +162,7 @@ class MethodEngines:
             {
                 "method": (method,),
                 "model": self._draft_model if method == "draft_model" and not quantised else str(self._folder),
-                "draft_head": str(head or ""),
+                "draft_head": "" if method in CUT_METHODS else str(head or ""),
                 "runner": "onnx" if quantised else "auto",
                 "kv_cache_bytes": self._kv_bytes,
                 "max_sessions": _SESSIONS,

@@ -27,10 +27,15 @@ class Methods:
     """
 
     def __init__(self, lossless: Lossless, prompts: Sequence[Prompt], engines: MethodEngines) -> None:
-        self._lossless = lossless
+        self.lossless = lossless
         self._prompts = tuple(prompts)
         self._engines = engines
         self._made: tuple[tuple[str, Where, Shape], Decode] | None = None
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the target."""
+        return len(self.lossless.reference.model.model.layers)
 
     def heads(self, methods: Sequence[str], folder: Path) -> dict[str, Path]:
         """A head for each of these methods that needs one: the example for the target, or one made on the spot.
@@ -40,11 +45,11 @@ class Methods:
             folder: where heads are written.
         """
         needed = [method for method in methods if method in HEAD_METHODS]
-        found = {method: Path(example) for method in needed if (example := example_of(method, self._lossless.target))}
+        found = {method: Path(example) for method in needed if (example := example_of(method, self.lossless.target))}
         missing = [method for method in needed if method not in found]
         if missing:
-            texts = read_texts(self._lossless.reference.model, self._texts())
-            fitted = write_fitted_heads(self._lossless.reference.model, texts, folder)
+            texts = read_texts(self.lossless.reference.model, self._texts())
+            fitted = write_fitted_heads(self.lossless.reference.model, texts, folder)
             found |= {method: fitted[method] for method in missing}
         return found
 
@@ -57,7 +62,7 @@ class Methods:
             decode: in place of one that is made for the case.
         """
         decode = decode or self._decode_for(case, head)
-        sessions = self._lossless.cases(self._prompts[: case.batch.num_sessions], [case.mode])
+        sessions = self.lossless.cases(self._prompts[: case.batch.num_sessions], [case.mode])
         together, tally = case.batch.together, Tally()
         results: list[LocalResult] = []
         for start in range(0, len(sessions), together):
@@ -66,7 +71,7 @@ class Methods:
             results += found
             for session, result in zip(group, found, strict=True):
                 self._compare(case, session, result.tokens, decode, tally)
-        self._lossless.tally.add(tally)
+        self.lossless.tally.add(tally)
         return MethodReport(
             method=case.method,
             placement=case.where.value,
@@ -86,12 +91,12 @@ class Methods:
         limit = case.batch.max_tokens
         compare(
             f"{case.name} ({session.name})",
-            self._lossless.plain(session)[:limit],
+            self.lossless.plain(session)[:limit],
             actual,
             prompt=session.ids,
             mode=session.mode,
             seed=session.seed,
-            reference=self._lossless.reference,
+            reference=self.lossless.reference,
             decode_behind=lambda forced: decode([_wanted(session, limit, tuple(forced))])[0].tokens,
             tally=tally,
         )
@@ -106,8 +111,8 @@ class Methods:
 
     def _texts(self) -> list[tuple[int, ...]]:
         """Prompts with their greedy answers."""
-        cases = self._lossless.cases(self._prompts, [GREEDY])
-        return [(*case.ids, *self._lossless.plain(case)) for case in cases]
+        cases = self.lossless.cases(self._prompts, [GREEDY])
+        return [(*case.ids, *self.lossless.plain(case)) for case in cases]
 
 
 def _wanted(case: Case, max_tokens: int, forced: tuple[int, ...] = ()) -> Wanted:

@@ -17,8 +17,10 @@ from typing import cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from peft import PeftModel
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
+from paceline.adapted_model import ADAPTER_FOLDER
 from paceline.messages import SamplingParams
 
 GAMMA = 0x9E3779B97F4A7C15
@@ -111,11 +113,13 @@ class CacheFreeReference:
     """Decodes with the stock model.
 
     Args:
-        folder: a model in float32.
+        folder: a model in float32; one with an adapter beside it is both together.
     """
 
     def __init__(self, folder: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        if (adapter := folder / ADAPTER_FOLDER).is_dir():
+            model = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
         self.model = cast("LlamaForCausalLM", model.train(mode=False))
         ends = self.model.generation_config.eos_token_id
         self.eos_token_ids = tuple(ends) if isinstance(ends, list) else (ends,) if ends is not None else ()

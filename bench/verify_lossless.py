@@ -5,37 +5,53 @@ For every prompt, greedy and with seeded sampling (temperature 0.8, top_p 0.95):
 * greedy plain decoding equals `transformers.generate`;
 * every drafting method at every block size gives the tokens of plain decoding, several sessions to a pass.
 
-And for mixed sessions, alone, four and sixteen at once, with both runners (`bench/mixed.py`): every parameter and kind
-of draft, prompts in chunks, shared prefixes and forced preemptions.
+For mixed sessions, alone, four and sixteen at once, with both runners (`bench/mixed.py`): every parameter and kind of
+draft, prompts in chunks, shared prefixes and forced preemptions.
+
+And for every drafting method there is (`bench/methods.py`): both placements, chains and trees, alone and eight at once,
+with drafts that are accepted; methods that build on hidden states also through the services of a fleet.
 
 Everything runs in float32 on the CPU in this process; near-ties are treated as `bench/near_ties.py` says. Exit status 0
-means equal. Writes bench/results/verify_lossless.json. About half an hour on one core.
+means equal. Writes bench/results/verify_lossless.json. About fifty minutes on one core.
 
-    python -m bench.verify_lossless [--parts prompts mixed] [--prompts 20] [--tokens 96] [--block-sizes 0 1 2 4 8]
-                                    [--methods draft_model ngram] [--variants 2]
+    python -m bench.verify_lossless [--parts prompts mixed methods] [--prompts 20] [--tokens 96]
+                                    [--block-sizes 0 1 2 4 8] [--methods draft_model ngram medusa ...] [--variants 2]
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from bench.lossless import MODES, Lossless, demo_method, torch_method
+from bench.method_cases import MethodReport, cases
+from bench.method_engines import MethodEngines
+from bench.method_services import check_services
+from bench.methods import Methods
 from bench.mixed import BATCHES, TORCH_SOURCE, Mixed, MixedReport
 from bench.near_ties import Tally
 from bench.reference import GREEDY
 from bench.report import write_report
-from paceline.benchmark.prompts import PROMPTS
+from bench.target import TARGET
+from paceline.benchmark.prompts import DEMO_PROMPTS, PROMPTS
 from paceline.engine.runner_options import RunnerChoice
+from paceline.head_source import example_of
+from paceline.method_names import METHOD_NAMES
 
-METHODS = ("draft_model", "ngram")
+OUTSIDE_THE_TARGET = ("draft_model", "ngram")
+"""Methods that need nothing of the target but its tokens: the parts `prompts` and `mixed` are about these."""
 BLOCK_SIZES = (0, 1, 2, 4, 8)
-PARTS = ("prompts", "mixed")
+PARTS = ("prompts", "mixed", "methods")
+METHOD_TOKENS = 48
+METHOD_PROMPTS = (DEMO_PROMPTS[1], DEMO_PROMPTS[0], *DEMO_PROMPTS[2:], *PROMPTS[4:8])
+"""An edit of code first: n-grams help there."""
 
 Say = Callable[[str], None]
 
@@ -64,6 +80,7 @@ class Result:
         faults: one line for each difference, and for each thing that did not happen.
         prompts: of the part `prompts`.
         mixed: of the part `mixed`.
+        methods: of the part `methods`.
     """
 
     equal: bool
@@ -72,6 +89,7 @@ class Result:
     faults: tuple[str, ...]
     prompts: tuple[PromptsReport, ...]
     mixed: tuple[MixedReport, ...]
+    methods: tuple[MethodReport, ...]
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -79,7 +97,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=len(PROMPTS), help="how many of the prompts")
     parser.add_argument("--tokens", type=int, default=96, help="new tokens per prompt")
     parser.add_argument("--block-sizes", type=int, nargs="+", default=list(BLOCK_SIZES), help="draft tokens per block")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, help="drafting methods")
+    parser.add_argument(
+        "--methods", nargs="+", default=list(METHOD_NAMES), choices=METHOD_NAMES, help="drafting methods"
+    )
     parser.add_argument("--together", type=int, default=4, help="sessions in a pass of the speculative runs")
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS, help="what is proved")
     parser.add_argument("--variants", type=int, default=2, help="ways to pair parameters and drafts in `mixed`")
@@ -98,7 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tally = Tally()
     prompts = prove_prompts(options, say, tally) if "prompts" in options.parts else []
     mixed = prove_mixed(options, say, tally) if "mixed" in options.parts else []
+    methods = prove_methods(options, say, tally) if "methods" in options.parts else []
     complaints = [line for report in mixed for line in report.complaints]
+    complaints += [line for report in methods for line in report.complaints]
     result = Result(
         tally.passed and not complaints,
         tally.num_tokens,
@@ -106,6 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (*tally.faults, *complaints),
         tuple(prompts),
         tuple(mixed),
+        tuple(methods),
     )
     show(result, tally.allowed_near_ties)
     print(f"written to {write_report('verify_lossless', result)}")
@@ -115,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def prove_prompts(options: argparse.Namespace, say: Say, tally: Tally) -> list[PromptsReport]:
     """The twenty prompts against the references, and every block size of every method against plain decoding."""
     lossless = Lossless(max_tokens=options.tokens)
-    cases = lossless.cases(PROMPTS[: options.prompts])
+    sessions = lossless.cases(PROMPTS[: options.prompts])
     reports = []
 
     def note(name: str, size: int, mode: str, per_round: float, before: tuple[int, int, int]) -> None:
@@ -126,19 +149,19 @@ def prove_prompts(options: argparse.Namespace, say: Say, tally: Tally) -> list[P
     def counts() -> tuple[int, int, int]:
         return lossless.tally.num_tokens, len(lossless.tally.faults), len(lossless.tally.near_ties)
 
-    for case in cases:
+    for case in sessions:
         before = counts()
         lossless.check_reference(case)
         if case.mode is GREEDY:
             lossless.check_generate(case)
         note("", 0, case.name, 1.0, before)
         say(f"{case.name}: {len(lossless.plain(case))} tokens, plain decoding checked")
-    for name in options.methods:
+    for name in [name for name in options.methods if name in OUTSIDE_THE_TARGET]:
         method = demo_method(name)
         for num_draft_tokens in options.block_sizes:
             for mode in MODES:
                 before = counts()
-                group = [case for case in cases if case.mode is mode]
+                group = [case for case in sessions if case.mode is mode]
                 per_round = lossless.check_speculation(group, method, num_draft_tokens, together=options.together)
                 note(name, num_draft_tokens, mode.name, per_round, before)
                 say(f"{name}, blocks of {num_draft_tokens}, {mode.name}: {per_round:.2f} tokens per pass and session")
@@ -149,7 +172,7 @@ def prove_prompts(options: argparse.Namespace, say: Say, tally: Tally) -> list[P
 
 def prove_mixed(options: argparse.Namespace, say: Say, tally: Tally) -> list[MixedReport]:
     """Mixed sessions in batches of every size, with both runners."""
-    methods = {**{name: demo_method(name) for name in METHODS}, TORCH_SOURCE: torch_method()}
+    methods = {**{name: demo_method(name) for name in OUTSIDE_THE_TARGET}, TORCH_SOURCE: torch_method()}
     reports = []
     for choice in (RunnerChoice.NATIVE, RunnerChoice.TRANSFORMERS):
         lossless = Lossless(max_tokens=options.tokens, runner_choice=choice)
@@ -171,6 +194,43 @@ def prove_mixed(options: argparse.Namespace, say: Say, tally: Tally) -> list[Mix
                     f"{report.accepted} of {report.drafted} drafts accepted"
                 )
         tally.add(lossless.tally)
+    return reports
+
+
+def prove_methods(options: argparse.Namespace, say: Say, tally: Tally) -> list[MethodReport]:
+    """Every method in every placement and shape, and heads through the services of fleets."""
+    reports: list[MethodReport] = []
+    with tempfile.TemporaryDirectory(prefix="paceline-heads-") as scratch:
+        trained = example_of("layerskip", TARGET)
+        # A target trained for early exits is another target: its plain decoding is its own.
+        on_base = [name for name in options.methods if name != "layerskip" or not trained]
+        proof = methods_proof(Lossless(max_tokens=METHOD_TOKENS))
+        heads = proof.heads(on_base, Path(scratch))
+        say(f"heads: {', '.join([str(head) for head in heads.values()]) or 'none'}")
+        reports += _prove_cases(proof, on_base, heads, say)
+        tally.add(proof.lossless.tally)
+        if trained and "layerskip" in options.methods:
+            proof = methods_proof(Lossless(target=trained, max_tokens=METHOD_TOKENS))
+            reports += _prove_cases(proof, ["layerskip"], {"layerskip": Path(trained)}, say)
+            tally.add(proof.lossless.tally)
+        through, found = check_services(TARGET, heads, METHOD_PROMPTS[0], METHOD_TOKENS, Path(scratch) / "logs", say)
+        tally.add(found)
+    return [*reports, *through]
+
+
+def methods_proof(lossless: Lossless) -> Methods:
+    """What proves methods for one target."""
+    return Methods(lossless, METHOD_PROMPTS, MethodEngines(lossless.folder))
+
+
+def _prove_cases(proof: Methods, methods: Sequence[str], heads: Mapping[str, Path], say: Say) -> list[MethodReport]:
+    reports = []
+    for case in cases(methods, proof.num_layers, heads=heads):
+        reports.append(report := proof.check(case, heads.get(case.method)))
+        say(
+            f"{case.name}: {'equal' if report.ids_equal else 'NOT EQUAL'}, {report.accepted} of {report.drafted} "
+            f"drafts accepted, {report.tokens_per_pass:.2f} tokens per pass and session"
+        )
     return reports
 
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.engine.admission import Admission
 from paceline.engine.blocks import cut_block
 from paceline.engine.next_blocks import NextBlocks, SelfDraftStats
 from paceline.engine.runner import ModelRunner
@@ -33,8 +34,8 @@ from paceline.engine.self_draft import SelfDrafter
 from paceline.engine.served_features import ServedFeatures
 from paceline.engine.target_checks import CommandChecks, check_target
 from paceline.engine.target_session import NO_NEXT_BLOCK, Entry, Session, Work
-from paceline.engine.wants import Holder, Part, Plan, Want
-from paceline.errors import CapacityExceeded, InvalidArgument, ModelError, NotFound, PacelineError
+from paceline.engine.wants import Part, Plan, Want
+from paceline.errors import InvalidArgument, ModelError, NotFound, PacelineError
 from paceline.kv_usage import KvUsage
 from paceline.messages import Evicted, Failed, Features, NeedTokens, Open, Opened, Verified, Verify
 from paceline.pass_size import PassSize
@@ -101,6 +102,7 @@ class TargetEngine:
             SchedulerOptions(options.max_batch_tokens, options.prefill_share, options.idle_preempt_s),
             clock,
         )
+        self._admission = Admission(self._scheduler, runner, options.max_sessions)
         self._next_blocks = NextBlocks(
             self_drafter, runner, vocab_size=self._vocab_size, max_draft_tokens=options.max_draft_tokens
         )
@@ -207,7 +209,7 @@ class TargetEngine:
         held = self._sessions.get(command.session)
         log = TokenLog(command.tokens)
         if held is None:
-            holder = self._admit(command.tokens)
+            holder = self._admission.admit(command.tokens, list(self._sessions.values()))
         else:
             holder = held.holder
             holder.kv.rollback(min(common_prefix_len(held.log.tokens, log.tokens), len(log) - 1))
@@ -315,38 +317,6 @@ class TargetEngine:
             raise AssertionError("the queue names a session that is not open")
 
     # --- inside ---------------------------------------------------------------------------------------------------
-
-    def _admit(self, tokens: Sequence[int]) -> Holder:
-        """Registers a sequence with the rows that others have computed of its tokens.
-
-        Raises:
-            CapacityExceeded: there is no room for another session.
-        """
-        if len(self._sessions) >= self.options.max_sessions:
-            raise CapacityExceeded(
-                f"all {self.options.max_sessions} session slots of this verifier are taken; try again later"
-            )
-        pool = self._runner.pool
-        holder = self._scheduler.register(self._runner.new_sequence())
-        num_cached = self._scheduler.adopt(holder, tokens)
-        needed = self._pages_needed(holder, tokens)
-        if needed > pool.num_pages:
-            self._scheduler.drop_ahead()
-            needed = self._pages_needed(holder, tokens)
-        if needed > pool.num_pages:
-            self._scheduler.forget(holder)
-            raise CapacityExceeded(
-                f"the KV pool has {pool.num_pages} pages of {pool.page_tokens} tokens; {len(self._sessions)} open "
-                f"sessions and this prompt ({len(tokens)} tokens, {num_cached} of them cached) need {needed}; try "
-                "again when other sessions have ended"
-            )
-        return holder
-
-    def _pages_needed(self, holder: Holder, tokens: Sequence[int]) -> int:
-        """Pages for the tokens of all sessions and of one more."""
-        own = self._scheduler.missing_pages(holder, len(tokens))
-        others = sum(self._scheduler.missing_pages(held.holder, len(held.log)) for held in self._sessions.values())
-        return self._runner.pool.pages_in_use + own + others
 
     def _changed(self) -> None:
         """Commands or passes have changed what waits."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Gauge
 
-from paceline.drafting.method import DraftJob, DraftMethod
+from paceline.drafting.method import DraftJob, DraftMethod, SelfChecking
 from paceline.errors import Fenced, InvalidArgument, NotFound, PacelineError
 from paceline.kv_usage import HoldsRows, KvUsage
 from paceline.messages import (
@@ -38,7 +38,8 @@ from paceline.messages import (
     Timing,
 )
 from paceline.pass_size import PassSize
-from paceline.runtime.replica_actor import ActorLimits, Letter, ReplicaActor, SelfChecking
+from paceline.runtime.letters import Letter
+from paceline.runtime.replica_actor import ActorLimits, ReplicaActor
 from paceline.text.validation import validate_sampling
 from paceline.token_log import MAX_SESSION_TOKENS, TokenLog, common_prefix_len
 from paceline_drafter.draft_session import DraftSession, DraftStep, RunningDraft

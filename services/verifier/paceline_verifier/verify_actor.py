@@ -36,7 +36,8 @@ from paceline.messages import (
     Verify,
 )
 from paceline.pass_size import PassSize
-from paceline.runtime.replica_actor import ActorLimits, Letter, ReplicaActor
+from paceline.runtime.letters import Letter
+from paceline.runtime.replica_actor import ActorLimits, ReplicaActor
 from paceline.text.validation import validate_sampling
 from paceline_verifier.gather import GatherWindow
 from paceline_verifier.scheduling_counters import SchedulingCounters

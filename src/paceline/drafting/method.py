@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from paceline.messages import AcceptanceRule, DraftProbs, SamplingParams
 from paceline.speculation.tree import DraftTree
@@ -136,3 +136,11 @@ class DraftMethod(Protocol):
 
     def close(self, session: str) -> None:
         """Frees what the session holds; unknown sessions are closed already."""
+
+
+@runtime_checkable
+class SelfChecking(Protocol):
+    """A method that can check its own tables."""
+
+    def check_integrity(self) -> None:
+        """Raises when they contradict one another."""

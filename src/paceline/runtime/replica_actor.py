@@ -21,13 +21,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Generic, TypeVar
 
 from paceline.errors import Cancelled, CapacityExceeded, Fenced, PacelineError, Unavailable
 from paceline.kv_usage import KvUsage
 from paceline.messages import Close, Closed, Draft, Failed, Open, Verify, command_id_of
 from paceline.pass_size import PassSize
 from paceline.runtime.connect import EventStream
+from paceline.runtime.letters import CommandT, EventT, Letter, StreamEnded
 from paceline.runtime.logs import log_context
 from paceline.runtime.mailbox import Mailbox, MailboxStopped
 from paceline.runtime.replica_meter import ReplicaMeter
@@ -36,8 +37,6 @@ from paceline.runtime.side_work import INTERNAL_MESSAGE, SideWork
 
 logger = logging.getLogger(__name__)
 
-CommandT = TypeVar("CommandT", bound=Open | Close | Verify | Draft)
-EventT = TypeVar("EventT")
 ResultT = TypeVar("ResultT")
 WorkT = TypeVar("WorkT")
 
@@ -63,20 +62,6 @@ class ActorLimits:
     idle_check_s: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Letter(Generic[CommandT, EventT]):
-    """A command with where it came from and when, in seconds of the monotonic clock."""
-
-    stream: EventStream[EventT]
-    command: CommandT
-    arrived_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _StreamEnded(Generic[EventT]):
-    stream: EventStream[EventT]
-
-
 class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
     """Base of the actors that own a model.
 
@@ -95,7 +80,7 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         self.clock = clock
         self.meter = ReplicaMeter(clock)
         self.routes: SessionRoutes[EventT] = SessionRoutes(limits.orphan_ttl_s, clock)
-        self._mailbox: Mailbox[Letter[CommandT, EventT] | _StreamEnded[EventT] | SideWork] = Mailbox(
+        self._mailbox: Mailbox[Letter[CommandT, EventT] | StreamEnded[EventT] | SideWork] = Mailbox(
             f"the {name}'s mailbox",
             max_items=limits.mailbox_items,
             max_bytes=limits.mailbox_bytes,
@@ -187,7 +172,7 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
     def stream_ended(self, stream: EventStream[EventT]) -> None:
         """A stream will bring no more commands: its sessions become orphans."""
         with contextlib.suppress(Unavailable):
-            self._mailbox.put_reserved(_StreamEnded(stream))
+            self._mailbox.put_reserved(StreamEnded(stream))
 
     async def between_passes(self, work: Callable[[], WorkT], size_bytes: int = 0) -> WorkT:
         """Does something with sessions or model that is no command, while no pass runs: for rpcs beside the streams.
@@ -276,7 +261,7 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
 
     async def _turn(self) -> None:
         for letter in await self._next_letters():
-            if isinstance(letter, _StreamEnded):
+            if isinstance(letter, StreamEnded):
                 self.routes.stream_ended(letter.stream)
             elif isinstance(letter, SideWork):
                 letter.do()
@@ -292,7 +277,7 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
             self.meter.no_sessions()
             self._no_sessions.set()
 
-    async def _next_letters(self) -> list[Letter[CommandT, EventT] | _StreamEnded[EventT] | SideWork]:
+    async def _next_letters(self) -> list[Letter[CommandT, EventT] | StreamEnded[EventT] | SideWork]:
         waits: list[float] = []  # for a command, in seconds
         is_due = self.pass_due()
         if is_due:
@@ -410,11 +395,3 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
     def _pass_ended(self, started_s: float, size: PassSize | None) -> None:
         self._pass_started_s = None
         self.meter.pass_ended(started_s, size)
-
-
-@runtime_checkable
-class SelfChecking(Protocol):
-    """Something that can check its own tables."""
-
-    def check_integrity(self) -> None:
-        """Raises when they contradict one another."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,37 @@ class AttachedPool:
     features: FeaturePlane | None
 
 
+def make_pool(
+    shapes: Sequence[PlaneShape], options: RunnerOptions, *, dtype: torch.dtype, device: torch.device
+) -> KVPool:
+    """Makes a pool that is of some use.
+
+    Args:
+        shapes: of its planes.
+        options: memory, page size, and whether rows of equal beginnings are shared.
+        dtype: of its rows.
+        device: where they are.
+
+    Raises:
+        ConfigurationError: the memory is too small.
+    """
+    pool = KVPool.within_budget(
+        shapes,
+        options.kv_bytes,
+        options.page_tokens,
+        dtype=dtype,
+        device=device,
+        prefix_caching=options.prefix_caching,
+    )
+    if pool.capacity_tokens < MIN_POOL_TOKENS:
+        raise ConfigurationError(
+            f"a KV budget of {options.kv_bytes} bytes holds {pool.capacity_tokens} tokens; at least "
+            f"{MIN_POOL_TOKENS * pool.bytes_per_token} bytes ({MIN_POOL_TOKENS} tokens) are needed",
+            field="kv_bytes",
+        )
+    return pool
+
+
 def attach_pool(
     attention: PagedAttention, options: RunnerOptions, *, hidden_size: int, dtype: torch.dtype, device: torch.device
 ) -> AttachedPool:
@@ -51,20 +83,7 @@ def attach_pool(
         width = feature_width(options.taps, hidden_size=hidden_size, num_layers=num_layers, dtype=dtype, device=device)
         # Before the others: the attention finds its groups by heads and width, and the last of equal ones is its own.
         shapes = [PlaneShape(1, 1, width), *shapes]
-    pool = KVPool.within_budget(
-        shapes,
-        options.kv_bytes,
-        options.page_tokens,
-        dtype=dtype,
-        device=device,
-        prefix_caching=options.prefix_caching,
-    )
-    if pool.capacity_tokens < MIN_POOL_TOKENS:
-        raise ConfigurationError(
-            f"a KV budget of {options.kv_bytes} bytes holds {pool.capacity_tokens} tokens; at least "
-            f"{MIN_POOL_TOKENS * pool.bytes_per_token} bytes ({MIN_POOL_TOKENS} tokens) are needed",
-            field="kv_bytes",
-        )
+    pool = make_pool(shapes, options, dtype=dtype, device=device)
     attention.attach(pool)
     if options.taps is None:
         return AttachedPool(pool, None)

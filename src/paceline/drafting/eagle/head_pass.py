@@ -14,11 +14,10 @@ import torch
 
 from paceline.drafting.eagle.head import EagleHead
 from paceline.engine.attention import PagedAttention
-from paceline.engine.kv.pool import KVPool, SequenceKV
+from paceline.engine.kv.pool import SequenceKV
 from paceline.engine.pass_plan import NewRows, join_rows, seen_in_order
 from paceline.engine.runner_options import RunnerOptions
-from paceline.engine.runner_setup import MIN_POOL_TOKENS
-from paceline.errors import ConfigurationError
+from paceline.engine.runner_setup import make_pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +60,7 @@ class HeadRunner:
         self.head = head
         shape = head.layer.shape
         self._attention = PagedAttention.for_layers([None], shape.num_kv_heads, shape.head_dim)
-        self.pool = KVPool.within_budget(
-            self._attention.plane_shapes(),
-            options.kv_bytes,
-            options.page_tokens,
-            dtype=head.dtype,
-            device=head.device,
-            prefix_caching=options.prefix_caching,
-        )
-        if self.pool.capacity_tokens < MIN_POOL_TOKENS:
-            raise ConfigurationError(
-                f"a KV budget of {options.kv_bytes} bytes holds {self.pool.capacity_tokens} rows of the head; at least "
-                f"{MIN_POOL_TOKENS * self.pool.bytes_per_token} bytes are needed",
-                field="kv_bytes",
-            )
+        self.pool = make_pool(self._attention.plane_shapes(), options, dtype=head.dtype, device=head.device)
         self._attention.attach(self.pool)
 
     def forward(self, parts: Sequence[HeadPart]) -> list[torch.Tensor]:

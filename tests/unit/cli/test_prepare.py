@@ -34,6 +34,16 @@ async def test_no_draft_model(tmp_path: Path) -> None:
     assert (await prepare(str(target), bits="", draft_model="", progress=ignore)).drafter_dir == ""
 
 
+async def test_a_head_is_looked_for_before_the_target_is_fetched(tmp_path: Path) -> None:
+    target, head = make_model_folder(tmp_path / "target"), tmp_path / "head"
+    head.mkdir()
+    prepared = await prepare(str(target), bits="", draft_model="", head=str(head), progress=ignore)
+    assert prepared == Prepared(str(target), "", str(head))
+    with pytest.raises(NotFound, match="paceline train") as caught:
+        await prepare("no-such-model", bits="", draft_model="", head=str(tmp_path / "none"), progress=ignore)
+    assert caught.value.field == "head"
+
+
 async def test_errors_keep_their_class(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="there is no file") as caught:
         await prepare(str(tmp_path / "none.gguf"), bits="", draft_model="", progress=ignore)

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from paceline_drafter.draft_actor import DraftActor, DraftLimits
+from paceline_drafter.draft_actor import DraftActor
+from paceline_drafter.draft_limits import DraftLimits
 from paceline_drafter.servicer import DrafterService, drafter_door
 from paceline_gateway.pool import Pool
 from paceline_gateway.service import GatewayService

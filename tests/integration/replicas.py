@@ -17,7 +17,8 @@ from typing import Any, Generic, TypeVar
 
 import grpc.aio
 import torch
-from paceline_drafter.draft_actor import DraftActor, DraftLimits
+from paceline_drafter.draft_actor import DraftActor
+from paceline_drafter.draft_limits import DraftLimits
 from paceline_drafter.feature_store import FeatureStore
 from paceline_drafter.servicer import DrafterService, drafter_door
 from paceline_verifier.servicer import VerifierService, verifier_door

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from paceline_drafter.draft_actor import DraftLimits
+from paceline_drafter.draft_limits import DraftLimits
 from paceline_drafter.load import load_replica
 from paceline_drafter.settings import DrafterSettings
 

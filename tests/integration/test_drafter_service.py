@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from paceline_drafter.draft_actor import DraftLimits
+from paceline_drafter.draft_limits import DraftLimits
 
 from paceline.drafting.fallback import FallbackMethod
 from paceline.drafting.method import DraftJob, MethodInfo

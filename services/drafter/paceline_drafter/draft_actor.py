@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Gauge
@@ -41,7 +40,8 @@ from paceline.pass_size import PassSize
 from paceline.runtime.letters import Letter
 from paceline.runtime.replica_actor import ActorLimits, ReplicaActor
 from paceline.text.validation import validate_sampling
-from paceline.token_log import MAX_SESSION_TOKENS, TokenLog, common_prefix_len
+from paceline.token_log import TokenLog, common_prefix_len
+from paceline_drafter.draft_limits import DraftLimits
 from paceline_drafter.draft_session import DraftSession, DraftStep, RunningDraft
 from paceline_drafter.proposal import proposal_of
 
@@ -52,24 +52,6 @@ _US_PER_S = 1_000_000
 _ANY_ID = 2**31
 NOBODY = "none"
 """In place of the method where a draft proposes nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftLimits:
-    """What the drafter allows.
-
-    Attributes:
-        max_draft_tokens: most tokens of one proposal.
-        max_session_tokens: most tokens of a session, assumed ones included; more are refused. Beyond
-            `max_model_len` but within this a session is served with empty blocks, so that its request decodes plainly.
-        max_model_len: most tokens of context and proposal; None when the method has no limit.
-        vocab_size: ids at or above it are refused; None when the method takes any.
-    """
-
-    max_draft_tokens: int = 16
-    max_session_tokens: int = MAX_SESSION_TOKENS
-    max_model_len: int | None = None
-    vocab_size: int | None = None
 
 
 class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, DraftStep]):
@@ -130,8 +112,8 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, DraftStep]):
                 self._open(letter, letter.command)
 
     def _open(self, letter: Letter[DrafterCommand, DrafterEvent], command: Open) -> None:
-        self._check_len(len(command.tokens), "tokens")
-        self._check_ids(command.tokens, "tokens")
+        self._draft_limits.check_len(len(command.tokens), "tokens")
+        self._draft_limits.check_ids(command.tokens, "tokens")
         self._check_method(command.method)
         validate_sampling(command.sampling, vocab_size=self._draft_limits.vocab_size or _ANY_ID)
         session = self._sessions.get(command.session)
@@ -166,10 +148,10 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, DraftStep]):
                 letter.stream.send(session.answer)
             return
         self._supersede(session)
-        self._check_len(command.base_len, "catch_up" if command.catch_up else "base_len")
-        self._check_len(command.base_len + len(command.assumed), "assumed")
-        self._check_ids(command.assumed, "assumed")
-        self._check_ids(command.catch_up, "catch_up")
+        self._draft_limits.check_len(command.base_len, "catch_up" if command.catch_up else "base_len")
+        self._draft_limits.check_len(command.base_len + len(command.assumed), "assumed")
+        self._draft_limits.check_ids(command.assumed, "assumed")
+        self._draft_limits.check_ids(command.catch_up, "catch_up")
         have_len = self._follow(session, command)
         if have_len is not None:
             letter.stream.send(NeedTokens(command.session, command.epoch, command.draft_id, have_len))
@@ -245,18 +227,6 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, DraftStep]):
             self._answer(session)
         else:
             self._due[command.session] = session.running
-
-    def _check_len(self, length: int, name: str) -> None:
-        limit = self._draft_limits.max_session_tokens
-        if length > limit:
-            raise InvalidArgument(
-                f"with {name} the session has {length} tokens; this drafter takes at most {limit}", field=name
-            )
-
-    def _check_ids(self, tokens: tuple[int, ...], name: str) -> None:
-        limit = self._draft_limits.vocab_size
-        if limit is not None and tokens and max(tokens) >= limit:
-            raise InvalidArgument(f"{name} holds id {max(tokens)}; the vocabulary has {limit} ids", field=name)
 
     def _check_method(self, method: str) -> None:
         offered = self._method.info.methods

@@ -17,7 +17,8 @@ from paceline.model_source import default_name
 from paceline.quantize import Bits
 from paceline.runtime.replica_actor import ActorLimits
 from paceline.runtime.replica_service import Replica
-from paceline_drafter.draft_actor import DraftActor, DraftLimits
+from paceline_drafter.draft_actor import DraftActor
+from paceline_drafter.draft_limits import DraftLimits
 from paceline_drafter.feature_store import FeatureStore, SessionFeatures
 from paceline_drafter.settings import DrafterSettings
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 from paceline.errors import ConfigurationError, ModelError
 
 _NO_BLOCKS: frozenset[str] = frozenset()
+_MOST = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,10 @@ class HeadConfig:
             raise ModelError(
                 f"{path.parent} has no {path.name}: give the folder that the head was saved in", field="draft_model"
             ) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ModelError(f"{path} is not JSON ({error}): copy it again", field="draft_model") from error
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read ({error}): copy it again", field="draft_model") from error
         if not isinstance(values, dict):
             raise ModelError(f"{path} is not an object of JSON: copy it again", field="draft_model")
         return cls(path, values)
@@ -51,10 +56,10 @@ class HeadConfig:
         return self.values.get(name) is not None
 
     def integer(self, name: str) -> int | None:
-        """A whole number above 0; None if it is absent."""
+        """A whole number above 0, of 31 bits; None if it is absent."""
         value = self.values.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise self.wrong(name, f"is {value!r}: a whole number above 0 is needed")
+        if value is not None and not (type(value) is int and 1 <= value <= _MOST):
+            raise self.wrong(name, f"is {value!r}: a whole number above 0 is needed, below 2**31")
         return value
 
     def integers(self, name: str) -> tuple[int, ...] | None:
@@ -67,11 +72,18 @@ class HeadConfig:
         return tuple(value)
 
     def number(self, name: str) -> float | None:
-        """A number; None if it is absent."""
+        """A finite number above 0; None if it is absent."""
         value = self.values.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise self.wrong(name, f"is {value!r}: a number is needed")
+        if value is not None and not is_positive(value):
+            raise self.wrong(name, f"is {value!r}: a finite number above 0 is needed")
         return None if value is None else float(value)
+
+    def items(self, name: str) -> list[Any]:
+        """A list of anything; empty if it is absent."""
+        value = self.values.get(name)
+        if value is not None and not isinstance(value, list):
+            raise self.wrong(name, f"is {value!r}: a list is needed")
+        return value or []
 
     def flag(self, name: str) -> bool | None:
         """A truth value; None if it is absent."""
@@ -121,6 +133,11 @@ class HeadConfig:
                         f"head draft badly: move it to the top of {self.block or 'the file'}",
                         field=option,
                     )
+
+
+def is_positive(value: object) -> bool:
+    """Whether a value out of JSON is a finite number above 0 that fits into a float."""
+    return type(value) in {int, float} and 0 < value < math.inf and value <= sys.float_info.max  # type: ignore[operator]
 
 
 def _nested(place: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -88,8 +88,8 @@ def load_lora(folder: Path) -> LoraAdapter:
     shapes = {}
     for module in modules:
         down, up = tensors[_key(module, "A")], tensors[_key(module, "B")]
-        shapes[_key(module, "A")] = (rank, down.shape[-1])
-        shapes[_key(module, "B")] = (up.shape[0], rank)
+        shapes[_key(module, "A")] = (rank, down.shape[-1] if down.dim() else 1)
+        shapes[_key(module, "B")] = (up.shape[0] if up.dim() else 1, rank)
     table.check_shapes(shapes, "r must be that of adapter_config.json: give the file that belongs to it")
     pairs = {module: LoraPair(tensors[_key(module, "A")], tensors[_key(module, "B")]) for module in sorted(modules)}
     return LoraAdapter(folder, alpha / (rank**0.5 if config.flag("use_rslora") else rank), pairs)

@@ -120,7 +120,20 @@ def _read_pickle(path: Path) -> dict[str, torch.Tensor]:
         raise ModelError(
             f"{path} is not a flat table of names and tensors: save the head's state_dict alone", field=FIELD
         )
+    _check_stored(path, found)
     return {name: tensor.detach() for name, tensor in found.items()}
+
+
+def _check_stored(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """The numbers are in the file: a few bytes of a pickle can claim any shape."""
+    for name, tensor in tensors.items():
+        plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+        if not plain or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise ModelError(
+                f"{path}: {name} is no plain tensor whose numbers are all in the file: save it as safetensors",
+                field=FIELD,
+            )
+    _check_size(path, sum(tensor.nbytes for tensor in tensors.values()))
 
 
 def _check_size(path: Path, size: int) -> None:

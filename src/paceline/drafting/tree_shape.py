@@ -65,6 +65,8 @@ class TreeShape:
         for node in self.nodes:
             if not node or min(node) < 0:
                 raise ConfigurationError(f"{node} is no node: give one rank of 0 or more per depth", field="tree")
+            if max(node) >= MAX_NODES:
+                raise ConfigurationError(f"node {_text_of(node)}: ranks must be below {MAX_NODES}", field="tree")
             above, rank = node[:-1], node[-1]
             if above not in known:
                 raise ConfigurationError(f"node {_text_of(node)} must come after {_text_of(above)}", field="tree")

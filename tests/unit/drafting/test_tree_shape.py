@@ -101,6 +101,7 @@ class TestText:
             "0,0",
             "0.0",
             "1,0",
+            f"0,{MAX_NODES}",
         ],
     )
     def test_anything_else_is_refused(self, text: str) -> None:

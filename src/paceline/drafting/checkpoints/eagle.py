@@ -24,7 +24,7 @@ from paceline.drafting.checkpoints.eagle_options import read_eagle_config
 from paceline.drafting.checkpoints.layouts import Layout, eagle_layout
 from paceline.drafting.checkpoints.target_facts import TargetFacts
 from paceline.drafting.checkpoints.vocabulary_map import check_draft_map
-from paceline.errors import ModelError
+from paceline.errors import ConfigurationError, ModelError
 
 __all__ = ["EagleCheckpoint", "EagleConfig", "EagleKind", "load_eagle"]
 
@@ -62,6 +62,7 @@ def load_eagle(folder: Path, target: TargetFacts) -> EagleCheckpoint:
     table.check_shapes(
         expected_shapes(config), "the sizes must be those of config.json: give the file that belongs to it"
     )
+    _check_attention(title, config)
     _check_target(title, config, table.tensors, target)
     _check_angles(title, config, table.tensors.get(INV_FREQ))
     d2t, t2d = (table.tensors.get(name) for name in MAPS)
@@ -78,6 +79,18 @@ def _table(folder: Path, layout: Layout, stored: Mapping[str, torch.Tensor]) -> 
         canonical = f"second {name}" if canonical in tensors else canonical  # left over, and reported as such
         tensors[canonical], names[canonical] = tensor, name
     return TensorTable(f"{folder} ({layout.value})", tensors, names)
+
+
+def _check_attention(title: str, config: EagleConfig) -> None:
+    """Query heads share key/value heads evenly, and angles turn pairs of numbers."""
+    if config.head_dim % 2:
+        raise ConfigurationError(f"{title}: head_dim is {config.head_dim}: it must be even", field="head_dim")
+    if config.num_heads % config.num_kv_heads:
+        raise ConfigurationError(
+            f"{title}: num_key_value_heads is {config.num_kv_heads}: it must divide num_attention_heads, "
+            f"{config.num_heads}; put the numbers that the head was trained with into config.json",
+            field="num_key_value_heads",
+        )
 
 
 def _check_target(title: str, config: EagleConfig, tensors: Mapping[str, torch.Tensor], target: TargetFacts) -> None:

@@ -113,7 +113,7 @@ def _layer_options(config: HeadConfig, *, speculators: bool) -> HeadConfig:
         raise layer.wrong("num_hidden_layers", "must be 1: heads with more decoder layers are not supported")
     if layer.text("hidden_act") not in {None, "silu"}:
         raise layer.wrong("hidden_act", f"is {layer.text('hidden_act')!r}: heads with silu are supported")
-    if "sliding_attention" in (layer.values.get("layer_types") or ()):
+    if "sliding_attention" in layer.items("layer_types"):
         raise layer.wrong("layer_types", "names sliding_attention: heads attend to all positions")
     for block in (config, layer):
         for name, reason in _REFUSED.items():
@@ -145,7 +145,7 @@ def _with_eagle_config(config: HeadConfig) -> HeadConfig:
 
 def _refuse_lossy(config: HeadConfig) -> None:
     speculators = config.inner("speculators_config")
-    for method in (speculators.values.get("proposal_methods") if speculators else None) or ():
+    for method in speculators.items("proposal_methods") if speculators else ():
         if not isinstance(method, dict):
             raise config.wrong("proposal_methods", "must be a list of blocks")
         kept, tolerance = method.get("verifier_accept_k"), method.get("accept_tolerance")

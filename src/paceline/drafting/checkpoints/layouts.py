@@ -50,9 +50,9 @@ _METHODS = {
     Layout.CAUSAL_LM: "draft_model",
 }
 
-_RESIDUAL = re.compile(r"\d+\.\d+\.linear\.(weight|bias)")
-_OWN_HEAD = re.compile(r"\d+\.\d+\.weight")
-_VLLM_BLOCK = re.compile(r"blocks\.\d+\.layers\.\d+\.(weight|bias)")
+_RESIDUAL = re.compile(r"\d\d?\.\d\d?\.linear\.(weight|bias)")
+_OWN_HEAD = re.compile(r"\d\d?\.\d\d?\.weight")
+_VLLM_BLOCK = re.compile(r"blocks\.\d\d?\.layers\.\d\d?\.(weight|bias)")
 
 
 def detect_layout(folder: Path) -> Layout:

@@ -34,10 +34,12 @@ _OPTIONS = frozenset(
         "head_accuracies",
     }
 )
-_NUMBERED = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
-_NUMBERED_HEAD = re.compile(r"(\d+)\.(\d+)\.weight")
-_VLLM = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
-_VLLM_HEAD = re.compile(r"lm_heads\.(\d+)\.weight")
+_MOST = 100
+"""Heads, and residual layers of one, are fewer: what a file claims beyond that is left over, and reported as such."""
+_NUMBERED = re.compile(r"(\d\d?)\.(\d\d?)\.linear\.(weight|bias)")
+_NUMBERED_HEAD = re.compile(r"(\d\d?)\.(\d\d?)\.weight")
+_VLLM = re.compile(r"blocks\.(\d\d?)\.layers\.(\d\d?)\.(weight|bias)")
+_VLLM_HEAD = re.compile(r"lm_heads\.(\d\d?)\.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +215,15 @@ def _checkpoint(
 
 
 def _head_accuracies(config: HeadConfig, num_heads: int) -> tuple[tuple[float, ...], ...]:
-    given = config.values.get("head_accuracies") or ()
-    rows = [row for row in given if isinstance(row, list) and all(type(share) in {int, float} for share in row)]
+    given = config.items("head_accuracies")
+    rows = [row for row in given if isinstance(row, list) and row and all(map(_is_share, row))]
     if len(rows) != len(given) or len(given) not in {0, num_heads}:
         raise config.wrong("head_accuracies", f"must be {num_heads} lists of shares, one for each head")
     return tuple(tuple(float(share) for share in row) for row in rows)
+
+
+def _is_share(value: object) -> bool:
+    return type(value) in {int, float} and 0 <= value <= 1  # type: ignore[operator]
 
 
 def _last(table: TensorTable, kind: str, part: int) -> int:
@@ -229,7 +235,7 @@ def _count_heads(config: HeadConfig, option: str, table: TensorTable) -> int:
     """Number of heads: what is there, since published configurations name fewer; never fewer than they name."""
     found = _last(table, "block", 0) + 1
     named = config.integer(option) or config.integer("medusa_num_heads") or 0
-    return max(found, named)
+    return max(found, min(named, _MOST))
 
 
 def _check_count(config: HeadConfig, option: str, found: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.checkpoint_files.head_config import HeadConfig
+from paceline.checkpoint_files.head_config import HeadConfig, is_positive
 
 DEFAULT_THETA = 10000.0
 """What the formats mean where nothing is said."""
@@ -16,6 +16,15 @@ _NEEDED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 """Kinds whose angles depend on nothing but the position, and what each needs."""
+
+_OPTIONAL = (
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+    "original_max_position_embeddings",
+)
 
 
 def read_rope(config: HeadConfig) -> Mapping[str, object]:
@@ -56,10 +65,12 @@ def _check(config: HeadConfig, found: Mapping[str, object]) -> None:
     kind = str(found["rope_type"])
     if kind not in _NEEDED:
         raise config.wrong("rope_type", f"is {kind!r}: a head can have {', '.join(_NEEDED)}")
-    numbers = ("rope_theta", *_NEEDED[kind])
-    bad = [name for name in numbers if type(found.get(name)) not in {int, float}]
+    numbers = ("rope_theta", *_NEEDED[kind], *(name for name in _OPTIONAL if name in found))
+    bad = [name for name in numbers if not is_positive(found.get(name))]
     if bad:
-        raise config.wrong(bad[0], f"must be a number for rotary settings of type {kind}; it is {found.get(bad[0])!r}")
+        raise config.wrong(
+            bad[0], f"must be a number above 0 for rotary settings of type {kind}; it is {found.get(bad[0])!r}"
+        )
     partial = found.get("partial_rotary_factor", config.values.get("partial_rotary_factor"))
     if partial not in {None, 1}:
         raise config.wrong("partial_rotary_factor", f"is {partial!r}: heads that rotate only a part are not supported")

@@ -157,7 +157,7 @@ def _rotary(config: EagleConfig, device: torch.device) -> Rotary:
     """The module of `transformers`, so that every scaling of the angles is known."""
     rope = LlamaRotaryEmbedding(
         LlamaConfig(
-            hidden_size=config.hidden_size,
+            hidden_size=config.num_heads * config.head_dim,  # only head_dim counts, and others are refused there
             num_attention_heads=config.num_heads,
             head_dim=config.head_dim,
             max_position_embeddings=config.max_model_len or _ANY_LENGTH,

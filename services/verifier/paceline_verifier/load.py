@@ -10,9 +10,11 @@ import torch
 
 from paceline.drafting.self_draft_build import SelfDraftPlan, SelfDraftSettings, plan_self_drafter
 from paceline.engine.features import FeatureTaps
-from paceline.engine.load_runner import load_runner
+from paceline.engine.load_runner import LoadedRunner, load_runner
 from paceline.engine.loader import ModelDtype
 from paceline.engine.runner_options import RunnerChoice, RunnerOptions
+from paceline.engine.self_draft import SelfDrafter
+from paceline.engine.served_features import ServedFeatures
 from paceline.engine.target import TargetEngine, TargetOptions
 from paceline.errors import ModelError
 from paceline.messages import (
@@ -74,35 +76,43 @@ def load_replica(settings: VerifierSettings) -> Replica[VerifierCommand, Verifie
         max_draft_tokens=settings.max_draft_tokens,
         prefill_share=settings.prefill_share,
     )
-    vocab_size = min(tokenizer.vocab_size, runner.info.vocab_size)
     engine = TargetEngine(
         runner,
         eos_token_ids=runner.eos_token_ids,
-        vocab_size=vocab_size,
+        vocab_size=min(tokenizer.vocab_size, runner.info.vocab_size),
         options=options,
         self_drafter=drafter,
         served=served,
     )
     probe(engine)
-    drafter_weights_bytes = 0 if drafter is None else drafter.weights_bytes
-    drafter_kv_bytes = 0 if drafter is None else drafter.kv_bytes
-    info = ModelInfo(
+    actor = VerifyActor(engine, actor_limits(settings), gather_window_s=settings.gather_window_ms / 1000)
+    return Replica(actor, _model_info(settings, runner, tokenizer, drafter, served), tokenizer.vocabulary)
+
+
+def _model_info(
+    settings: VerifierSettings,
+    runner: LoadedRunner,
+    tokenizer: Tokenizer,
+    drafter: SelfDrafter | None,
+    served: ServedFeatures | None,
+) -> ModelInfo:
+    """What is said of the target to gateways."""
+    own_weights_bytes, own_kv_bytes = (0, 0) if drafter is None else (drafter.weights_bytes, drafter.kv_bytes)
+    return ModelInfo(
         model=settings.model_name or default_name(settings.model),
-        vocab_size=vocab_size,
+        vocab_size=min(tokenizer.vocab_size, runner.info.vocab_size),
         max_model_len=runner.info.max_model_len,
         eos_token_ids=runner.eos_token_ids,
         tokenizer_hash=tokenizer.fingerprint,
         boot_id=uuid.uuid4().hex,
         methods=() if drafter is None else (drafter.method,),
         max_draft_tokens=settings.max_draft_tokens,
-        weights_bytes=runner.info.weights_bytes + drafter_weights_bytes,
-        kv_bytes=runner.info.kv_bytes + drafter_kv_bytes,
+        weights_bytes=runner.info.weights_bytes + own_weights_bytes,
+        kv_bytes=runner.info.kv_bytes + own_kv_bytes,
         max_sessions=settings.max_sessions,
-        drafting_bytes=drafter_weights_bytes + drafter_kv_bytes + runner.info.feature_bytes,
+        drafting_bytes=own_weights_bytes + own_kv_bytes + runner.info.feature_bytes,
         features=None if served is None else served.format,
     )
-    actor = VerifyActor(engine, actor_limits(settings), gather_window_s=settings.gather_window_ms / 1000)
-    return Replica(actor, info, tokenizer.vocabulary)
 
 
 def self_draft_plan(settings: VerifierSettings, target_folder: Path) -> SelfDraftPlan | None:

@@ -56,20 +56,24 @@ class Texts:
 
 
 @torch.inference_mode()
-def read_texts(model: LlamaForCausalLM, texts: Sequence[Sequence[int]]) -> Texts:
-    """Runs the target over texts.
+def read_texts(model: LlamaForCausalLM, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Texts:
+    """Runs the target over texts and keeps what is drafted from: the last row of each prompt, and the answer.
 
     Args:
         model: the stock model.
-        texts: token ids of each, prompt and answer.
+        texts: token ids of prompt and answer.
     """
-    hidden = [model.model(torch.tensor([list(text)]), output_hidden_states=True).hidden_states for text in texts]
-    ends = torch.tensor([len(text) for text in texts]).cumsum(0)
-    return Texts(
-        tokens=torch.tensor([token for text in texts for token in text]),
-        ends=tuple(ends.tolist()),
-        streams=tuple([torch.cat([states[layer][0] for states in hidden]) for layer in range(len(hidden[0]))]),
-    )
+    tokens: list[int] = []
+    ends: list[int] = []
+    streams: list[list[torch.Tensor]] = []
+    for prompt, answer in texts:
+        ids = [*prompt, *answer]
+        states = model.model(torch.tensor([ids]), output_hidden_states=True).hidden_states or ()
+        first = len(prompt) - 1
+        tokens += ids[first:]
+        ends.append(len(tokens))
+        streams.append([rows[0, first:] for rows in states])
+    return Texts(torch.tensor(tokens), tuple(ends), tuple([torch.cat(rows) for rows in zip(*streams, strict=True)]))
 
 
 def write_fitted_heads(model: LlamaForCausalLM, texts: Texts, folder: Path) -> dict[str, Path]:

@@ -10,7 +10,6 @@ from bench.lossless import Case, Lossless
 from bench.method_cases import MethodCase, MethodReport, Shape, Where
 from bench.method_engines import Decode, MethodEngines, Wanted
 from bench.near_ties import Tally, compare
-from bench.reference import GREEDY
 from paceline.benchmark.prompts import Prompt
 from paceline.engine.local import LocalResult
 from paceline.head_source import example_of
@@ -109,10 +108,9 @@ class Methods:
             self._made = (key, self._engines.make(*key, head))
         return self._made[1]
 
-    def _texts(self) -> list[tuple[int, ...]]:
-        """Prompts with their greedy answers."""
-        cases = self.lossless.cases(self._prompts, [GREEDY])
-        return [(*case.ids, *self.lossless.plain(case)) for case in cases]
+    def _texts(self) -> list[tuple[Sequence[int], Sequence[int]]]:
+        """Prompts with their answers."""
+        return [(case.ids, self.lossless.plain(case)) for case in self.lossless.cases(self._prompts)]
 
 
 def _wanted(case: Case, max_tokens: int, forced: tuple[int, ...] = ()) -> Wanted:

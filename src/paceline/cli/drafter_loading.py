@@ -27,19 +27,17 @@ KV_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class LoadedDrafter:
-    """A drafter as it was read.
+    """What was read of a drafter; its method loads the weights again.
 
     Attributes:
         folder: where it came from.
         layout: of the checkpoint.
         sizes: in words.
-        head: the checkpoint; None for a draft model, which its method loads.
     """
 
     folder: Path
     layout: Layout
     sizes: str
-    head: EagleCheckpoint | MedusaCheckpoint | None
 
 
 def load_drafter(folder: Path, target: TargetFacts) -> LoadedDrafter:
@@ -50,17 +48,15 @@ def load_drafter(folder: Path, target: TargetFacts) -> LoadedDrafter:
     """
     layout = detect_layout(folder)
     if layout.method in {"eagle", "eagle3"}:
-        eagle = load_eagle(folder, target)
-        return LoadedDrafter(folder, layout, _eagle_sizes(eagle), eagle)
+        return LoadedDrafter(folder, layout, _eagle_sizes(load_eagle(folder, target)))
     if layout.method == "medusa":
-        medusa = load_medusa(folder, target)
-        return LoadedDrafter(folder, layout, _medusa_sizes(medusa), medusa)
+        return LoadedDrafter(folder, layout, _medusa_sizes(load_medusa(folder, target)))
     if layout is Layout.CAUSAL_LM:
         facts = read_target_facts(folder)
         trimmed = load_draft_vocabulary(folder, target.vocab_size) is not None
         ids = f"{facts.vocab_size} of {target.vocab_size} ids" if trimmed else f"{facts.vocab_size} ids"
         sizes = f"{facts.num_layers} layers of {facts.hidden_size}, {ids}"
-        return LoadedDrafter(folder, layout, sizes, None)
+        return LoadedDrafter(folder, layout, sizes)
     raise InvalidArgument(
         f"{folder} is a {layout.value}: it changes the target and is checked when a verifier loads both",
         field="drafter",
@@ -114,7 +110,7 @@ def encode_prompts(target: Path, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
 
 
 def _plan(drafter: LoadedDrafter, target: Path, device: str, num_draft_tokens: int) -> SelfDraftPlan:
-    if drafter.head is None:
+    if drafter.layout is Layout.CAUSAL_LM:
         settings = MethodSettings(
             draft_model=str(drafter.folder), runner=RunnerKind.TORCH, device=device, kv_bytes=KV_BYTES
         )

@@ -120,7 +120,9 @@ class FeatureStore:
     def add(
         self, session: str, features: Features, *, starts_short: bool = False, busy: Collection[str] = ()
     ) -> SessionFeatures:
-        """Takes rows in; those that are there already stay, and those that would leave a gap are not taken.
+        """Takes rows in; those that are there already stay.
+
+        Those that would leave a gap are not taken, nor those for which sessions that are busy leave no room.
 
         Args:
             session: whose.
@@ -142,15 +144,17 @@ class FeatureStore:
             held.clear(features.first_row)
             self.on_short_start()
         new = rows[max(held.num_rows - features.first_row, 0) :]
-        self._make_room(session, held, len(new), busy)
+        if not self._make_room(session, held, len(new), busy):
+            return held
         held.buffer[held.num_held : held.num_held + len(new)] = new
         held.num_rows += len(new)
         return held
 
-    def _make_room(self, session: str, held: SessionFeatures, num_new: int, busy: Collection[str]) -> None:
+    def _make_room(self, session: str, held: SessionFeatures, num_new: int, busy: Collection[str]) -> bool:
+        """Whether there is room for more rows now."""
         needed = held.num_held + num_new
         if needed <= len(held.buffer):
-            return
+            return True
         if num_new > self._max_rows:
             raise CapacityExceeded(
                 f"features of {num_new} rows need {num_new * self._row_bytes} bytes; all sessions together may hold "
@@ -161,14 +165,17 @@ class FeatureStore:
             if others + needed <= self._max_rows:
                 break
             others -= len(self._sessions.pop(name).buffer)
-        room = max(self._max_rows - others, 0)
+        room = self._max_rows - others
+        if num_new > room:
+            return False
         if needed > room:
-            self._drop_oldest(held, max(room - num_new, 0))
+            self._drop_oldest(held, room - num_new)
             needed = held.num_held + num_new
         capacity = max(needed, min(max(2 * len(held.buffer), _FIRST_ROWS), room))
         grown = self.zeros(capacity)
         grown[: held.num_held] = held.buffer[: held.num_held]
         held.buffer = grown
+        return True
 
     def _drop_oldest(self, held: SessionFeatures, num_kept: int) -> None:
         kept = held.read(held.num_rows - num_kept, held.num_rows).clone()

@@ -13,6 +13,8 @@ from paceline.messages import MAX_FEATURE_BYTES, FeatureFormat, Features
 
 _MAX_FAILED_FETCHES = 2
 """After so many the drafter is left without what it lacks."""
+_MAX_LOSSES = 3
+"""A drafter that has lost its rows more often has no room for them: they are not brought over and over again."""
 
 
 class FeatureBook:
@@ -31,6 +33,7 @@ class FeatureBook:
         self._format: FeatureFormat | None = None
         self._pending: Features | None = None
         self._num_failed = 0
+        self._num_losses = 0
         self.have_len = 0
         self.fetching: range | None = None
 
@@ -38,6 +41,7 @@ class FeatureBook:
         """A drafter was found, which has none; it builds on such ones, or on none."""
         self._format = wanted
         self._num_failed = 0
+        self._num_losses = 0
         self.have_len = 0
         self.fetching = None
 
@@ -86,8 +90,8 @@ class FeatureBook:
 
     @property
     def hopeless(self) -> bool:
-        """Whether the drafter does not get what it lacks: nobody fetches it, or that has failed too often."""
-        return not self._fetches or self._num_failed >= _MAX_FAILED_FETCHES
+        """Whether the drafter does not get what it lacks: nobody fetches it, or that has been of no use too often."""
+        return not self._fetches or self._num_failed >= _MAX_FAILED_FETCHES or self._num_losses > _MAX_LOSSES
 
     def fetched(self, succeeded: bool) -> None:
         """A fetch has ended."""
@@ -112,6 +116,7 @@ class FeatureBook:
     def drafter_says(self, features_len: int, base_len: int) -> None:
         """The drafter has answered a draft after `base_len` tokens, and says how far its rows go."""
         if features_len < base_len - 1:
+            self._num_losses += 1
             self.have_len = min(self.have_len, features_len)
 
 

@@ -86,7 +86,7 @@ class NextBlocks:
         self._seconds += seconds
         draft_us = int(seconds * 1_000_000)
         return {
-            job.session: self._block(job, draft, self._drafter.method, draft_us)
+            job.session: self._judgeable(job, draft, self._drafter.method, draft_us)
             for job, draft in zip(jobs, drafts, strict=True)
         }
 
@@ -119,6 +119,15 @@ class NextBlocks:
             self.forget(job.session)
         return [SelfDraft()] * len(jobs)
 
+    def _judgeable(self, job: SelfDraftJob, draft: SelfDraft, method: str, draft_us: int) -> NextBlock:
+        """`_block`, or an empty one where the drafter has returned something else than a draft."""
+        try:
+            return self._block(job, draft, method, draft_us)
+        except Exception:
+            self._failed()
+        self.forget(job.session)
+        return NextBlock(draft_us=draft_us)
+
     def _block(self, job: SelfDraftJob, draft: SelfDraft, method: str, draft_us: int) -> NextBlock:
         """What can be judged of a draft."""
         if job.rule is AcceptanceRule.RATIO and not draft.tree.is_chain:
@@ -128,11 +137,11 @@ class NextBlocks:
         )
         if not cut.tree.num_draft_tokens:
             return NextBlock(draft_us=draft_us)
-        self._num_drafts += 1
-        self._num_tokens += cut.tree.num_draft_tokens
         confidences: tuple[float, ...] = ()
         if len(draft.confidences) == draft.tree.num_draft_tokens:
             confidences = tuple(draft.confidences[node - 1] for node in cut.sent_nodes[1:])
+        self._num_drafts += 1
+        self._num_tokens += cut.tree.num_draft_tokens
         return NextBlock(cut.tree, confidences, draft.method or method, draft_us)
 
     def _failed(self) -> None:

@@ -8,6 +8,9 @@ from paceline.engine.runner import ModelRunner
 from paceline.errors import InvalidArgument
 from paceline.messages import FeatureDtype, FeatureFormat, Features, Verify
 
+_FULL_MESSAGES = 32
+"""Of a pass that judges more sessions each one gets less along: their answers wait in one stream, which is bounded."""
+
 
 class ServedFeatures:
     """The features of a runner that keeps them, for the wire.
@@ -28,11 +31,19 @@ class ServedFeatures:
     def _dtype(self) -> FeatureDtype:
         return self.format.dtype
 
-    def along(self, command: Verify, kv: SequenceKV) -> Features | None:
-        """What goes along with a verdict: the newest rows of those that were asked for, as many as a message holds."""
+    def along(self, command: Verify, kv: SequenceKV, num_judged: int = 1) -> Features | None:
+        """What goes along with a verdict: the newest rows of those that were asked for, as many as a message holds.
+
+        Args:
+            command: that asked.
+            kv: rows of its session.
+            num_judged: sessions that the pass has judged.
+        """
         if command.features_from is None or command.features_from >= kv.num_rows:
             return None
-        first_row = max(command.features_from, kv.num_rows - rows_per_message(self.format.width, self._dtype))
+        share = -(-num_judged // _FULL_MESSAGES)
+        most = max(rows_per_message(self.format.width, self._dtype) // share, 1)
+        first_row = max(command.features_from, kv.num_rows - most)
         return to_features(self._runner.features(kv).read(first_row, kv.num_rows), first_row, self._dtype)
 
     def read(self, kv: SequenceKV, first_row: int, num_rows: int) -> Features:

@@ -371,7 +371,7 @@ class TargetEngine:
                 entry.session.kv.num_rows,
                 self._last_pass,
                 blocks.get(entry.work.command.session, NO_NEXT_BLOCK),
-                self._served.along(entry.work.command, entry.session.kv) if self._served else None,
+                self._served.along(entry.work.command, entry.session.kv, len(outcomes)) if self._served else None,
             )
             if isinstance(verdict, Verdict)
             else self._fail(entry, verdict)

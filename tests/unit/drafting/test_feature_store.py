@@ -106,6 +106,21 @@ def test_sessions_that_were_used_longest_ago_lose_their_rows_first() -> None:
     assert store.num_bytes <= 200 * WIDTH * 4
 
 
+def test_busy_sessions_leave_no_room_beyond_the_bound() -> None:
+    store, short_starts = store_of(num_rows=300)
+    for name in ("a", "b"):
+        store.add(name, features(0, 100))
+    held = store.add("c", features(0, 90), busy=("a", "b"))
+    assert held.num_rows == 90
+    store.add("c", features(90, 300), busy=("a", "b"))
+    store.add("d", features(0, 60), busy=("a", "b", "c"))
+    assert [store.of(name).num_rows for name in ("a", "b", "c", "d")] == [100, 100, 90, 0]
+    assert store.num_bytes <= 300 * WIDTH * 4
+    assert not short_starts
+    assert store.add("d", features(0, 60)).num_rows == 60, "as soon as the others are idle"
+    assert store.num_bytes <= 300 * WIDTH * 4
+
+
 def test_one_session_alone_keeps_its_newest_rows() -> None:
     store, short_starts = store_of(num_rows=100)
     store.add("s", features(0, 90))

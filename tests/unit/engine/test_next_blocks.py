@@ -169,6 +169,21 @@ def test_no_drafter_changes_a_token_or_fails_a_session(name: str, sampling: Samp
     assert engine.kv_pages_in_use == 0
 
 
+@pytest.mark.parametrize("returned", [None, SelfDraft(None), SelfDraft(DraftTree.chain([1]), None)])  # type: ignore[arg-type]
+def test_what_is_no_draft_costs_its_own_session_a_block(returned: SelfDraft) -> None:
+    good = perfect(LAW)
+    drafter = Scripted(lambda job: returned if job.session == "0" else good(job))
+    engine = make_engine(drafter)
+    owners = [Owner(engine, (*PROMPT, index), name=str(index)) for index in range(2)]
+    for owner in owners:
+        assert engine.submit(replace(owner.command(), next_depth=2)) is None
+    answers = run(engine)
+    assert [answer.next_block.num_draft_tokens for answer in answers if isinstance(answer, Verified)] == [0, 2]
+    assert drafter.forgotten == ["0"]
+    assert (engine.self_drafting.num_failures, engine.self_drafting.num_drafts) == (1, 1)
+    engine.check_integrity()
+
+
 def test_a_drafter_that_fails_is_logged_once_and_forgets_its_sessions(caplog: pytest.LogCaptureFixture) -> None:
     drafter = Scripted(broken)
     owner = Owner(make_engine(drafter), PROMPT)

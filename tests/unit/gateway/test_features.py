@@ -263,6 +263,22 @@ def test_fetching_is_given_up_after_two_failures_and_tried_again_elsewhere() -> 
     assert not book.hopeless
 
 
+def test_rows_that_a_drafter_loses_again_and_again_are_not_brought_for_ever() -> None:
+    book = book_of(features(0, 6))
+    for _ in range(3):
+        book.take(7)
+        book.drafter_says(0, 7)
+        assert not book.hopeless
+        assert book.lacking(7) == range(6)
+        book.fetching = range(6)
+        book.fetched(succeeded=True)
+    book.take(7)
+    book.drafter_says(0, 7)
+    assert book.hopeless
+    book.attached(FORM)
+    assert not book.hopeless
+
+
 def test_what_the_drafter_says_counts() -> None:
     book = book_of(features(0, 6))
     book.take(7)

@@ -17,7 +17,6 @@ from typing import cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from peft import PeftModel
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from paceline.adapted_model import ADAPTER_FOLDER
@@ -119,6 +118,8 @@ class CacheFreeReference:
     def __init__(self, folder: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         if (adapter := folder / ADAPTER_FOLDER).is_dir():
+            from peft import PeftModel  # takes seconds, and few targets have an adapter
+
             model = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
         self.model = cast("LlamaForCausalLM", model.train(mode=False))
         ends = self.model.generation_config.eos_token_id

@@ -7,7 +7,8 @@
 #                Linux; empty: whatever build the default index offers
 #   V            1: show what pip does
 #   PYTEST_ARGS  passed to pytest by `make test`
-#   BENCH_ARGS   passed to `make bench`, `make bench-engine`, `make bench-http` (e.g. --quick) and `make verify-lossless`
+#   BENCH_ARGS   passed to `make bench`, `make bench-methods`, `make bench-engine`, `make bench-http` (e.g. --quick) and
+#                `make verify-lossless`
 #   CONTAINER_TOOL, SERVICES, IMAGE_PREFIX, IMAGE_TAG, BASE, IMAGE_ARGS   of `make images`: see docs/images.md
 #   HELM3 HELM4  your own Helm binaries for `make chart-tools`, where none are packaged (other than Linux on x86-64)
 
@@ -34,7 +35,7 @@ TARGET_MODEL := smollm2-135m-instruct
 PIP_FLAGS := --disable-pip-version-check $(if $(V),,--quiet --quiet) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model chart-tools demo test lint format proto verify-lossless bench bench-engine bench-http images test-containers clean distclean
+.PHONY: help setup model chart-tools demo test lint format proto verify-lossless bench bench-methods bench-engine bench-http images test-containers clean distclean
 
 help: ## Lists the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -86,6 +87,9 @@ verify-lossless: model ## Proves equality to plain decoding on 20 real prompts a
 
 bench: model ## Measures speculative against plain decoding and transformers.generate; wants a quiet machine
 	@$(BIN)/python -m bench.run $(BENCH_ARGS)
+
+bench-methods: model ## Measures every drafting method on fleets of this machine, in one table; wants a quiet one
+	@$(BIN)/paceline bench methods --out bench/results $(BENCH_ARGS)
 
 bench-engine: model ## Measures passes, decoding, memory and paged attention of the engine; wants a quiet machine
 	@set -e; for part in memory pass throughput; do \

@@ -5,11 +5,8 @@ They stand apart from the methods themselves, which the gateway must not import 
 
 from __future__ import annotations
 
-METHOD_NAMES = ("draft_model", "ngram", "medusa", "eagle", "eagle3", "layerskip")
-"""All methods: what a request may name."""
-
 POOL_METHODS = ("draft_model", "ngram")
-"""Methods that a drafter may be told to use, alone or in a chain."""
+"""Methods that need nothing of the target: any drafter may be told to use them."""
 
 HEAD_METHODS = ("medusa", "eagle", "eagle3")
 """Methods of a head that builds on the target's hidden states: a drafter may be told to use one if its verifiers serve
@@ -18,5 +15,8 @@ these, and if it is given the head."""
 CUT_METHODS = ("layerskip",)
 """Methods of the target's own first layers: a drafter may be told to use one if its model is the target."""
 
-SELF_DRAFT_METHODS = ("ngram", "medusa", "eagle", "eagle3", "layerskip")
+METHOD_NAMES = (*POOL_METHODS, *HEAD_METHODS, *CUT_METHODS)
+"""All methods: what a request may name, and a drafter be told to use."""
+
+SELF_DRAFT_METHODS = ("ngram", *HEAD_METHODS, *CUT_METHODS)
 """Methods that a verifier may be told to use."""

@@ -14,9 +14,9 @@ from paceline.drafting.method import DraftMethod
 from paceline.drafting.ngram import NgramMethod
 from paceline.drafting.onnx_runner import OnnxDraftRunner, is_onnx_model
 from paceline.drafting.torch_runner import TorchDraftRunner
-from paceline.engine.runner_options import Quantization, RunnerChoice, RunnerOptions
+from paceline.engine.runner_options import DEFAULT_KV_BYTES, Quantization, RunnerChoice, RunnerOptions
 from paceline.errors import ConfigurationError
-from paceline.method_names import CUT_METHODS, HEAD_METHODS, POOL_METHODS
+from paceline.method_names import CUT_METHODS, HEAD_METHODS, METHOD_NAMES
 from paceline.model_source import Progress, resolve
 from paceline.quantize import Bits, quantize
 from paceline.text.tokenizer import Tokenizer
@@ -76,7 +76,7 @@ class MethodSettings:
     quantization: Quantization = Quantization.NONE
     device: str = "cpu"
     dtype: str = "float32"
-    kv_bytes: int = 512 << 20
+    kv_bytes: int = DEFAULT_KV_BYTES
     num_threads: int = 1
     max_sessions: int = 0
     max_model_len: int | None = None
@@ -98,11 +98,10 @@ def build_method(settings: MethodSettings, progress: Progress = lambda _line: No
         NotFound, Unavailable, ModelError: the model cannot be found, fetched or loaded.
     """
     of_target = {*HEAD_METHODS, *CUT_METHODS}
-    known = (*POOL_METHODS, *HEAD_METHODS, *CUT_METHODS)
-    unknown = [name for name in settings.methods if name not in known]
+    unknown = [name for name in settings.methods if name not in METHOD_NAMES]
     if unknown or not settings.methods:
         raise ConfigurationError(
-            f"drafting methods {list(settings.methods)}: name one or more of {', '.join(known)}", field="methods"
+            f"drafting methods {list(settings.methods)}: name one or more of {', '.join(METHOD_NAMES)}", field="methods"
         )
     if "draft_model" in settings.methods and set(settings.methods) & of_target:
         raise ConfigurationError(

@@ -50,7 +50,7 @@ def test_a_head_ends_a_chain(target: Path, tmp_path: Path) -> None:
         (MethodSettings(("eagle",), draft_head="head"), "draft_model", "set draft_model to the target's folder"),
         (MethodSettings(("eagle3",), "target"), "draft_head", "draft_head to the head's"),
         (MethodSettings(("draft_model", "eagle"), "target", "head"), "methods", "start a drafter for each"),
-        (MethodSettings(("layerskip",), "target", "head"), "methods", "name one or more of draft_model, ngram, medusa"),
+        (MethodSettings(("typical",), "target", "head"), "methods", "name one or more of draft_model, ngram, medusa"),
     ],
 )
 def test_what_cannot_work_is_refused(settings: MethodSettings, field: str, says: str) -> None:

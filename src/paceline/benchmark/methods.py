@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from paceline.benchmark.compare import PLAIN, Equality
 from paceline.benchmark.contestants import Absentee, Field, Heat
@@ -20,6 +19,7 @@ from paceline.cli.display import Display
 from paceline.cli.fleet import Fleet, FleetAddresses
 from paceline.cli.fleet_options import FleetOptions
 from paceline.errors import PacelineError
+from paceline.head_source import resolve_head
 
 KINDS = ("chat", "code", "code_edit", "summary")
 """Kinds of prompts that are measured."""
@@ -112,7 +112,7 @@ def _rows(
     heat: Heat, found: FleetRuns, memory: FleetMemory, plain_memory: FleetMemory, schedule: Schedule
 ) -> list[MethodRow]:
     head = heat.options.head_reference if heat.options.self_draft_method else ""
-    row_bytes = head_row_bytes(Path(head).expanduser()) if head else 0
+    row_bytes = head_row_bytes(resolve_head(head)) if head else 0
     extra = extra_memory(memory, plain_memory, head_row_bytes=row_bytes)
     nothing = ExtraMemory()
     return [

@@ -106,9 +106,9 @@ REFUSED = [
     ("method", replace(GOOD, speculation=SpeculationOptions(method="../x")), "speculation.method", "64 characters"),
     (
         "method that nobody has",
-        replace(GOOD, speculation=SpeculationOptions(False, "eagle")),
+        replace(GOOD, speculation=SpeculationOptions(False, "lookahead")),
         "speculation.method",
-        "'eagle' is not known here; known are draft_model, ngram",
+        "'lookahead' is not known here; known are draft_model, ngram, medusa, eagle, eagle3, layerskip$",
     ),
 ]
 RANGES = [
@@ -167,15 +167,15 @@ def test_what_is_at_the_limits_passes() -> None:
     validate(chat(*[(role, "") for role in ("system", "user", "assistant", "tool")]), vocab_size=VOCAB_SIZE)
 
 
-@pytest.mark.parametrize("method", ["", "draft_model", "ngram", "medusa"])
+@pytest.mark.parametrize("method", ["", "draft_model", "ngram", "medusa", "mine"])
 def test_methods_of_paceline_and_of_the_fleet_may_be_asked_for(method: str) -> None:
     request = replace(GOOD, speculation=SpeculationOptions(method=method))
-    validate(request, vocab_size=VOCAB_SIZE, offered_methods=("medusa", "ngram"))
-    with pytest.raises(InvalidArgument, match=r"known are draft_model, ngram, medusa$"):
+    validate(request, vocab_size=VOCAB_SIZE, offered_methods=("mine", "ngram"))
+    with pytest.raises(InvalidArgument, match=r"known are draft_model, ngram, medusa, eagle, eagle3, layerskip, mine$"):
         validate(
-            replace(GOOD, speculation=SpeculationOptions(method="eagle")),
+            replace(GOOD, speculation=SpeculationOptions(method="lookahead")),
             vocab_size=VOCAB_SIZE,
-            offered_methods=("medusa", "ngram"),
+            offered_methods=("mine", "ngram"),
         )
 
 

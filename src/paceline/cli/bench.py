@@ -37,9 +37,7 @@ def methods(
     repeats: Annotated[int, typer.Option(min=1, help="Of each prompt in each way.")] = 3,
     prompts_per_kind: Annotated[int, typer.Option(min=1, help="Prompts of each kind.")] = 2,
     max_tokens: Annotated[int, typer.Option(min=8, help="Most tokens to generate.")] = 96,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="One prompt of each kind, once, and short; writes nothing.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="One short run of each kind; writes nothing.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for methods.json.")] = Path("paceline-bench"),
     log_dir: Annotated[Path, typer.Option(help="Folder of the processes' logs.")] = Path("paceline-logs"),
 ) -> None:

@@ -1,11 +1,11 @@
 """Sampling under top_p and min_p from the few best tokens of a row, where nothing else can stay.
 
-The tokens within a fixed distance of the best one are the head of the row: what is left out is less likely than all of
-them. If they have the mass that top_p asks for, or if min_p cuts off before they end, then whatever truncation leaves
-is among them, and no other token needs noise. The choice is that of the whole row, `Shaping.choose`.
+The tokens within a fixed distance of the best one are the shortlist of the row: what is left out is less likely than
+all of them. If they have the mass that top_p asks for, or if min_p cuts off before they end, then whatever truncation
+leaves is among them, and no other token needs noise. The choice is that of the whole row, `Shaping.choose`.
 
-Masses are sums of float32, in which the smallest of a large vocabulary may get lost. A head is used only where no error
-that this can make matters; if it could, the whole row is done exactly. For a CPU, like `row_search`.
+Masses are sums of float32, in which the smallest of a large vocabulary may get lost. A shortlist is used only where no
+error that this can make matters; if it could, the whole row is done exactly. For a CPU, like `row_search`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ROUNDING_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class NearBest:
     """The best tokens of a row; all that truncation can leave is among them.
 
     Attributes:
@@ -48,8 +48,8 @@ class Head:
     doubt: float
 
     @classmethod
-    def of(cls, row: torch.Tensor, top_p: float, min_p: float) -> Head | None:
-        """Cuts off the head of a row; None where more may stay, or may not.
+    def of(cls, row: torch.Tensor, top_p: float, min_p: float) -> NearBest | None:
+        """Takes the shortlist of a row; None where more may stay, or may not.
 
         Args:
             row: scaled logits with a finite maximum. # [vocab_size] float32
@@ -72,20 +72,22 @@ class Head:
         return cls(ids, logits, shares, top_p, doubt)
 
 
-def choose_from_heads(
-    heads: Sequence[Head],
-    keys: torch.Tensor,  # [len(heads)] int64
+def choose_near_best(
+    shortlists: Sequence[NearBest],
+    keys: torch.Tensor,  # [len(shortlists)] int64
 ) -> list[int | None]:
-    """Samples one token from each head, of at least one; None where rounding could decide what stays.
+    """Samples one token from each shortlist, of at least one; None where rounding could decide what stays.
 
     The best of all tokens is the best of those that stay if it stays itself. If not, neither it nor any less likely
     token stays, and the rest is sampled again.
     """
-    # All # [heads, longest head], filled up with tokens that cannot win.
-    ids = pad_sequence([head.ids for head in heads], batch_first=True)
-    logits = pad_sequence([head.logits for head in heads], batch_first=True, padding_value=-torch.inf)
-    shares = pad_sequence([head.shares for head in heads], batch_first=True)
-    bounds = torch.tensor([(head.top_p - head.doubt, head.top_p + head.doubt) for head in heads], dtype=torch.float64)
+    # All # [shortlists, longest shortlist], filled up with tokens that cannot win.
+    ids = pad_sequence([shortlist.ids for shortlist in shortlists], batch_first=True)
+    logits = pad_sequence([shortlist.logits for shortlist in shortlists], batch_first=True, padding_value=-torch.inf)
+    shares = pad_sequence([shortlist.shares for shortlist in shortlists], batch_first=True)
+    bounds = torch.tensor(
+        [(entry.top_p - entry.doubt, entry.top_p + entry.doubt) for entry in shortlists], dtype=torch.float64
+    )
     scores = logits.double() + gumbel(keys, ids)
     while True:
         winners = scores.argmax(-1, keepdim=True)  # the first of equals, which is the lowest id

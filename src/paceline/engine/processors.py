@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.engine.near_best import Head
+from paceline.engine.near_best import NearBest
 from paceline.errors import ModelError
 from paceline.messages import SamplingParams
 from paceline.speculation.noise import keyed_argmax, keyed_argmax_of
@@ -63,9 +63,9 @@ class Shaping:
             tokens[~complete] = keyed_argmax(self.kept(logits[~complete]), keys[~complete])
         return tokens
 
-    def head(self, row: torch.Tensor) -> Head | None:
+    def near_best(self, row: torch.Tensor) -> NearBest | None:
         """The few tokens of a scaled row that `choose` can choose, where it is known that they are few. On a CPU."""
-        return None if self.top_k else Head.of(row, self.top_p, self.min_p)
+        return None if self.top_k else NearBest.of(row, self.top_p, self.min_p)
 
     def _choose_by_mass(self, logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """Samples rows under top_p without top_k, and without looking for its floor where that is far down.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.engine.near_best import Head, choose_from_heads
+from paceline.engine.near_best import NearBest, choose_near_best
 from paceline.engine.processors import PrefixState, SessionRows, Shaping
 from paceline.engine.ratio import RatioChain, judge_chains
 from paceline.engine.row_search import best_id
@@ -267,20 +267,20 @@ def sample(batch: Sequence[tuple[SessionRows, Sequence[int]]]) -> list[list[int 
 def _sample_apart(rows: Sequence[tuple[SessionRows, int]]) -> list[int | None]:
     """`sample` for rows on a CPU: each is gone through by itself; the few tokens that are left of many, together."""
     tokens: list[int | None] = [None] * len(rows)
-    heads: dict[int, Head] = {}
+    shortlists: dict[int, NearBest] = {}
     for index, (session, row) in enumerate(rows):
         logits = session.processed_row(row)
         if logits is None:
             continue
         if session.shaping is None:
             tokens[index] = best_id(logits[0])
-        elif (head := session.shaping.head(logits[0])) is not None:
-            heads[index] = head
+        elif (shortlist := session.shaping.near_best(logits[0])) is not None:
+            shortlists[index] = shortlist
         else:
             tokens[index] = int(session.shaping.choose(logits, _keys([(session, row)])))
-    if heads:
-        keys = _keys([rows[index] for index in heads])
-        for index, token in zip(heads, choose_from_heads(list(heads.values()), keys), strict=True):
+    if shortlists:
+        keys = _keys([rows[index] for index in shortlists])
+        for index, token in zip(shortlists, choose_near_best(list(shortlists.values()), keys), strict=True):
             tokens[index] = _sample_alike([(rows[index][0], rows[index][1:])])[0][0] if token is None else token
     return tokens
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from paceline.drafting.checkpoints.draft_vocabulary import load_draft_vocabulary
+from paceline.drafting.checkpoints.vocabulary_map import target_ids_of
 from paceline.errors import ModelError
 
 
@@ -35,7 +36,7 @@ class DraftVocabulary:
             target_vocab_size: ids of the target.
             other: the draft model's id for tokens that it does not know.
         """
-        target_ids = torch.arange(len(d2t)) + d2t
+        target_ids = target_ids_of(d2t)
         draft_ids = [other] * target_vocab_size
         for draft_id, target_id in enumerate(target_ids.tolist()):
             draft_ids[target_id] = draft_id

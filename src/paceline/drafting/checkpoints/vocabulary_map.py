@@ -37,7 +37,7 @@ def check_draft_map(
         targets = torch.arange(vocab_size)
     else:
         _check_integers(title, "d2t", d2t, draft_vocab_size)
-        targets = torch.arange(draft_vocab_size) + d2t.long()
+        targets = target_ids_of(d2t)
         if draft_vocab_size < vocab_size and t2d is None and not bool(d2t.any()):
             raise _wrong(title, "d2t is all zeros, as it is before it is filled, and no t2d says that this is meant")
         if complaint := _complaint(targets, vocab_size):
@@ -48,6 +48,11 @@ def check_draft_map(
     if t2d is not None:
         _check_mask(title, t2d, targets, vocab_size)
     return None if d2t is None or (draft_vocab_size == vocab_size and not bool(d2t.any())) else d2t.long()
+
+
+def target_ids_of(d2t: torch.Tensor) -> torch.Tensor:
+    """The target's id of each draft id # [draft_vocab_size] int64, from offsets of the same shape; on the CPU."""
+    return torch.arange(len(d2t)) + d2t.long().cpu()
 
 
 def check_token_map(title: str, token_map: torch.Tensor, num_columns: int, vocab_size: int) -> torch.Tensor:

@@ -13,6 +13,7 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from paceline.drafting.checkpoints.eagle import EagleCheckpoint, EagleConfig
+from paceline.drafting.checkpoints.vocabulary_map import target_ids_of
 from paceline.drafting.eagle.head import EagleHead, Layer, Rows
 from paceline.drafting.head_products import make_product
 from paceline.engine.native.decoder import LayerShape, Norm, Rotary
@@ -146,7 +147,7 @@ def _output(weights: _Weights, parts: SharedParts, vocab_size: int) -> tuple[Row
     offsets = weights.checkpoint.d2t
     if offsets is None:
         return weights.made(weight, None), None
-    target_ids = torch.arange(len(offsets)) + offsets.cpu()
+    target_ids = target_ids_of(offsets)
     known = target_ids < vocab_size
     if not known.all():
         target_ids, weight = target_ids[known], weight[known.to(weight.device)]

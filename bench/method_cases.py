@@ -84,9 +84,12 @@ def shapes(method: str, num_layers: int, *, trained: bool = True) -> tuple[Shape
         trained: for layerskip: the target was trained for early exits. One that was not agrees with itself only late.
     """
     if method == "layerskip":
-        late = Shape(f"exit after {num_layers - 2}", exit_layer=num_layers - 2)
+        # Short chains: a draft token costs most of a pass.
+        late = Shape(f"exit after {num_layers - 2}", depth=2, exit_layer=num_layers - 2)
+        if trained:
+            return (Shape("exit as trained"), late)
         earlier = num_layers - max(num_layers // 8, 1)
-        return (Shape("exit as trained") if trained else Shape(f"exit after {earlier}", exit_layer=earlier), late)
+        return (Shape(f"exit after {earlier}", depth=2, exit_layer=earlier), late)
     return {"medusa": MEDUSA, "eagle": EAGLE, "eagle3": EAGLE}.get(method, CHAIN)
 
 

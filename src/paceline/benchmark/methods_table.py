@@ -22,12 +22,12 @@ def methods_table(result: MethodsResult) -> Table:
         padding=(0, 0, 0, 1),
     )
     table.add_column("method", no_wrap=True)
-    table.add_column("where")
+    table.add_column("where", no_wrap=True)
     kinds = [kind.replace("_", "\n") for kind in (*result.kinds, OVERALL)]
     headings = ("extra MB", "draft\nms", "verify\nms", "wire\nms", "acceptance", "tokens/\npass", *kinds)
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("texts")
+    table.add_column("texts", no_wrap=True)
     for row in result.rows:
         table.add_row(*_cells(row))
     for absentee in result.absent:

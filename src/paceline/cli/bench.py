@@ -70,7 +70,7 @@ def methods(
     console = err()
     result = asyncio.run(measure_methods(field, effort, lambda line: console.print(line, style="dim", markup=False)))
     shown = console_out()
-    shown.width = max(shown.width, 132)
+    shown.width = max(shown.width, 140)
     shown.print(methods_table(result))
     for line in notes(result):
         shown.print(line, markup=False)

@@ -286,3 +286,42 @@ def test_what_the_drafter_says_counts() -> None:
     assert book.lacking(7) is None
     book.drafter_says(2, 7)
     assert book.lacking(7) == range(2, 6)
+
+
+def test_a_drafter_that_has_just_come_has_no_rows_and_waits_for_none_that_another_one_fetches() -> None:
+    book = book_of(features(0, 6))
+    book.take(7)
+    book.fetching = range(6, 9)
+    assert book.wanted_from == 9
+    book.attached(FORM)
+    assert book.wanted_from == 0, "nothing is there or on its way"
+    assert book.lacking(7) == range(6)
+
+
+def test_what_was_asked_of_another_verifier_is_asked_again() -> None:
+    book = book_of(features(6, 2))
+    book.fetching = range(6)
+    book.verifier_moved()
+    assert book.fetching is None
+    book.fetched(succeeded=True)  # of the old one; nobody waits for it
+    assert book.lacking(9) == range(6)
+
+
+def test_a_fetch_is_of_no_use_to_a_drafter_that_has_lost_the_rows_before_it() -> None:
+    book = book_of(features(0, 4))
+    book.take(5)
+    book.verified(features(8, 2), 10)
+    assert book.lacking(11) == range(4, 8)
+    book.fetching = range(4, 8)
+    book.drafter_says(2, 5)
+    book.fetched(succeeded=True)
+    assert (book.have_len, book.lacking(11)) == (2, range(2, 8))
+
+
+def test_rows_of_another_number_format_are_not_joined() -> None:
+    book = book_of(features(0, 4))
+    book.verified(dataclasses.replace(features(4, 2), dtype=FeatureDtype.BFLOAT16, data=bytes(8)), 6)
+    assert book.lacking(7) == range(4)
+    taken = book.take(7)
+    assert taken is not None
+    assert (taken.first_row, taken.dtype, len(taken.data)) == (4, FeatureDtype.BFLOAT16, 8)

@@ -35,6 +35,14 @@ def test_the_best_nodes_by_cumulative_chance_are_kept_best_first() -> None:
     assert grown.confidences == [0.6, 0.9, 0.3, 0.8, 0.2]
 
 
+def test_a_draft_takes_no_more_candidates_than_its_width() -> None:
+    growth = Growth(width=1, num_nodes=2, max_depth=2)
+    growth.grow([candidates(0.6, 0.3, 0.1)])  # as many as the widest draft beside it wants
+    growth.grow([candidates(0.2, 0.1)])
+    grown = growth.grown()
+    assert (grown.tokens, grown.parents) == ([0, 0], [0, 1])
+
+
 def test_only_the_best_nodes_of_a_level_are_expanded() -> None:
     growth = Growth(width=2, num_nodes=100, max_depth=3)
     growth.grow([candidates(0.6, 0.3)])

@@ -11,7 +11,6 @@ A target that was not trained for early exits is drafted for badly, and as lossl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -21,7 +20,6 @@ from paceline.engine.native.early_exit import ExitStep
 from paceline.engine.runner import RunnerInfo
 from paceline.engine.sampling import DraftRow, draft_tokens
 from paceline.errors import CapacityExceeded, ConfigurationError
-from paceline.messages import AcceptanceRule
 
 
 class ExitsEarly(Protocol):
@@ -111,7 +109,7 @@ class LayerSkipMethod:
         logits = self._target.forward_first([step for _, step in steps], self._exit_layer)
         choices = draft_tokens(
             logits,
-            [_draft_row(job) for job, _ in steps],
+            [DraftRow(job.sampling_without_chance, job.context, job.tokens, job.generation_start) for job, _ in steps],
             vocab_size=self._info.vocab_size,
             eos_token_ids=self._eos_token_ids,
         )
@@ -139,11 +137,3 @@ class LayerSkipMethod:
         except CapacityExceeded:
             return None
         return ExitStep(kv, job.tokens[-1] if job.tokens else job.context[-1])
-
-
-def _draft_row(job: DraftJob) -> DraftRow:
-    sampling = job.sampling
-    if job.rule is AcceptanceRule.RATIO:
-        # Without noise, which the target's must not share.
-        sampling = replace(sampling, temperature=0.0)
-    return DraftRow(sampling, job.context, job.tokens, job.generation_start)

@@ -59,6 +59,8 @@ def build_pool_head(name: str, settings: MethodSettings, progress: Progress) -> 
             medusa_tree=settings.medusa_tree,
             max_draft_tokens=settings.max_draft_tokens,
             max_sessions=settings.max_sessions,
+            method_setting="method",
+            model_setting="draft_head",
         ),
         folder,
     )

@@ -44,6 +44,7 @@ class SelfDraftSettings:
         max_sessions: sessions at once; 0 for any number.
         prompt_lookup_min: shortest suffix that `ngram` looks up.
         prompt_lookup_max: longest one.
+        method_setting, model_setting: what the user calls `method` and `model`, for messages.
     """
 
     method: str
@@ -57,6 +58,8 @@ class SelfDraftSettings:
     max_sessions: int = 0
     prompt_lookup_min: int = 3
     prompt_lookup_max: int = 5
+    method_setting: str = "self_draft_method"
+    model_setting: str = "self_draft_model"
 
 
 class LendsParts(Protocol):
@@ -111,7 +114,7 @@ def plan_self_drafter(settings: SelfDraftSettings, target_folder: Path) -> SelfD
     if settings.method not in SELF_DRAFT_METHODS:
         raise ConfigurationError(
             f"a verifier does not draft with {settings.method!r}: name one of {', '.join(SELF_DRAFT_METHODS)}",
-            field="self_draft_method",
+            field=settings.method_setting,
         )
     return _PLANS[settings.method](settings, target_folder)
 
@@ -130,8 +133,9 @@ def _plan_medusa(settings: SelfDraftSettings, target_folder: Path) -> SelfDraftP
     from paceline.drafting.tree_shape import DEFAULT_ACCURACIES, TreeShape
 
     checkpoint = load_medusa(_checkpoint_folder(settings), read_target_facts(target_folder))
-    tree = TreeShape.parse(settings.medusa_tree, checkpoint.head_accuracies or DEFAULT_ACCURACIES)
-    tree = tree.crop(checkpoint.config.num_heads)
+    num_heads = checkpoint.config.num_heads
+    accuracies = checkpoint.head_accuracies or DEFAULT_ACCURACIES[:num_heads]
+    tree = TreeShape.parse(settings.medusa_tree, accuracies).crop(num_heads)
     _check_size(settings, len(tree.nodes), "medusa_tree", settings.medusa_tree)
 
     def make(target: LendsParts, tokenizer: Tokenizer) -> DraftMethod:
@@ -158,9 +162,9 @@ def _plan_eagle(settings: SelfDraftSettings, target_folder: Path) -> SelfDraftPl
     checkpoint = load_eagle(folder, read_target_facts(target_folder))
     if checkpoint.config.kind != settings.method:
         raise ConfigurationError(
-            f"{folder} holds a head of the kind {checkpoint.config.kind}: set self_draft_method to that, or "
-            f"self_draft_model to a head of the kind {settings.method}",
-            field="self_draft_method",
+            f"{folder} holds a head of the kind {checkpoint.config.kind}: set {settings.method_setting} to that, or "
+            f"{settings.model_setting} to a head of the kind {settings.method}",
+            field=settings.method_setting,
         )
 
     def make(target: LendsParts, tokenizer: Tokenizer) -> DraftMethod:
@@ -189,8 +193,8 @@ def _plan_layerskip(settings: SelfDraftSettings, target_folder: Path) -> SelfDra
     if settings.model:
         raise ConfigurationError(
             "layerskip drafts with the target itself: give the model or adapter that was trained for it as model, and "
-            "leave self_draft_model empty",
-            field="self_draft_model",
+            f"leave {settings.model_setting} empty",
+            field=settings.model_setting,
         )
     checkpoint = load_layerskip(target_folder, read_target_facts(target_folder), settings.exit_layer)
 
@@ -199,7 +203,7 @@ def _plan_layerskip(settings: SelfDraftSettings, target_folder: Path) -> SelfDra
             raise ConfigurationError(
                 "layerskip inside a verifier needs the native runner, which does not run this target: draft with "
                 "another method, or in a drafter service",
-                field="self_draft_method",
+                field=settings.method_setting,
             )
         return LayerSkipMethod(
             target,
@@ -225,11 +229,12 @@ def _check_size(settings: SelfDraftSettings, num_nodes: int, field: str, value: 
 def _checkpoint_folder(settings: SelfDraftSettings) -> Path:
     if not settings.model:
         raise ConfigurationError(
-            f"the method {settings.method} needs a checkpoint that was trained for this target: set self_draft_model "
-            f"to its folder or hub id, such as one that `paceline train {settings.method}` wrote",
-            field="self_draft_model",
+            f"the method {settings.method} needs a checkpoint that was trained for this target: set "
+            f"{settings.model_setting} to its folder or hub id, such as one that `paceline train {settings.method}` "
+            "wrote",
+            field=settings.model_setting,
         )
-    return resolve_head(settings.model, field="self_draft_model")
+    return resolve_head(settings.model, field=settings.model_setting)
 
 
 _PLANS: Mapping[str, Callable[[SelfDraftSettings, Path], SelfDraftPlan]] = {

@@ -320,6 +320,9 @@ class EagleMethod:
         states: list[torch.Tensor] = []
         for draft in drafts:
             draft.evaluated, draft.num_rows = list(draft.growth.frontier), draft.session.holder.kv.num_rows
+            if not draft.growth.depth:
+                # A context that was fed by an earlier draft may have lost its rows to one that is fed in this pass.
+                draft.num_rows = len(draft.job.context) - 1 - draft.session.first_row
             rows += [draft.draft_row(node) for node in draft.evaluated]
             if draft.states is not None:
                 states.append(draft.states)

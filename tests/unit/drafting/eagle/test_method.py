@@ -291,6 +291,29 @@ def test_more_jobs_than_there_is_room_for_end_all_the_same() -> None:
     assert all(job.tokens for job in jobs)
 
 
+@pytest.mark.parametrize("topk", [1, 4])
+@pytest.mark.parametrize("steps_before", [0, 1], ids=["again at the same length", "while it grows"])
+def test_a_draft_whose_rows_go_to_others_ends_and_leaves_no_rows_of_its_own(steps_before: int, topk: int) -> None:
+    """Room for one of two contexts: the one that is still to be fed takes the other's rows."""
+    method, fresh = (method_of(HEAD, kv_bytes=kv_bytes, eagle_topk=topk) for kv_bytes in (128 * 64, 1 << 20))
+    long = LONG + LONG[:40]
+    for name in "ab":
+        method.open(name)
+        fresh.open(name)
+    expected = draft(fresh, long, 5, session="a")
+    if not steps_before:
+        draft(method, long, 5, session="a")
+    job, other = job_of(HEAD, long, 5, session="a"), job_of(HEAD, (5, *long), 5, session="b")
+    for _ in range(steps_before):
+        method.advance([job])
+    finish(method, job, other)
+    assert job.block.max_depth == 1, "what it had until then"
+    assert other.block == draft(fresh, (5, *long), 5, session="b").block
+    assert method.kv_len("a") == 0
+    assert draft(method, long, 5, session="a").block == expected.block
+    method.check_integrity()
+
+
 def test_sessions_are_counted_and_freed() -> None:
     method = method_of(HEAD, max_sessions=1)
     method.open("a")

@@ -119,23 +119,27 @@ def resolve(reference: str, *, weights: bool = True, progress: Progress = _silen
         ModelError: the files are not a model of a supported format.
         ConfigurationError: this installation lacks what the fetch or the conversion needs.
     """
-    path = Path(reference).expanduser()
-    if not reference.strip():
-        raise NotFound("the model's name is empty: give a folder, a .gguf file, a hub id or a name", field="model")
-    if reference in BUILT_IN:
-        folder = _built_in(reference, BUILT_IN[reference], progress)
-    elif path.is_dir():
-        folder = path
-    elif path.suffix == ".gguf":
-        if not path.is_file():
-            raise NotFound(f"there is no file {reference}", field="model")
-        folder = _converted_file(path, progress)
-    else:
-        folder = _from_hub(reference, weights, progress)
+    folder = _find(reference, weights, progress)
     if is_adapter(folder):
         folder = _with_base(folder, weights, progress)
     _check_folder(folder, reference, weights)
     return folder
+
+
+def _find(reference: str, weights: bool, progress: Progress) -> Path:
+    """The folder that a reference means, which may hold an adapter."""
+    path = Path(reference).expanduser()
+    if not reference.strip():
+        raise NotFound("the model's name is empty: give a folder, a .gguf file, a hub id or a name", field="model")
+    if reference in BUILT_IN:
+        return _built_in(reference, BUILT_IN[reference], progress)
+    if path.is_dir():
+        return path
+    if path.suffix != ".gguf":
+        return _from_hub(reference, weights, progress)
+    if not path.is_file():
+        raise NotFound(f"there is no file {reference}", field="model")
+    return _converted_file(path, progress)
 
 
 def _check_folder(folder: Path, reference: str, weights: bool) -> None:
@@ -152,7 +156,15 @@ def _check_folder(folder: Path, reference: str, weights: bool) -> None:
 
 
 def _with_base(adapter: Path, weights: bool, progress: Progress) -> Path:
-    folder = resolve(base_reference(adapter), weights=weights, progress=progress)
+    reference = base_reference(adapter)
+    folder = _find(reference, weights, progress)
+    if is_adapter(folder):
+        # Perhaps itself: nobody follows these for ever.
+        raise ModelError(
+            f"the base of {adapter}, {reference}, is an adapter too: merge that into its own base and name the result",
+            field="model",
+        )
+    _check_folder(folder, reference, weights)
     return _once(f"{joined_name(adapter, folder)}-f{_FORMAT}", lambda target: join(adapter, folder, target))
 
 

@@ -84,10 +84,12 @@ def test_an_adapter_without_a_base_or_on_another_adapter_is_refused(base: Path, 
     first = write_adapter(tmp_path / "first", str(base))
     with pytest.raises(ModelError, match="is an adapter too: merge"):
         resolve(str(write_adapter(tmp_path / "second", str(first))))
+    with pytest.raises(ModelError, match="is an adapter too: merge"):
+        resolve(str(write_adapter(tmp_path / "own", str(tmp_path / "own"))))
     (first / ADAPTER_CONFIG).write_text("[]")
     with pytest.raises(ModelError, match="not an object of JSON"):
         resolve(str(first))
     (first / ADAPTER_CONFIG).write_text("{")
     with pytest.raises(ModelError, match="cannot be read"):
         resolve(str(first))
-    assert not [path for path in (cache / "models").iterdir() if path.name.startswith("second")]
+    assert not list(cache.glob("models/*second*"))

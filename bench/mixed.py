@@ -126,13 +126,21 @@ class MixedReport:
         found = []
         if not self.prefix_hit_tokens:
             found.append("no session found rows of another one's prefix")
-        if self.together > 1 and not self.preemptions:
-            found.append("no session was preempted")
         if self.together > 1 and not self.num_mixed_passes:
             found.append("no prompt was fed beside decoding")
         if not 0 < self.accepted < self.drafted:
             found.append(f"{self.accepted} of {self.drafted} drafts were accepted")
         return [f"{self.together} at once in {self.pool_tokens} tokens: {line}" for line in found]
+
+
+def never_preempted(reports: Sequence[MixedReport]) -> list[str]:
+    """Numbers of sessions at once at which no session was preempted in any of the runs; they must be, in some."""
+    together = dict.fromkeys(report.together for report in reports if report.together > 1)
+    return [
+        f"{count} at once: no session was preempted"
+        for count in together
+        if not any(report.preemptions for report in reports if report.together == count)
+    ]
 
 
 class Mixed:

@@ -35,7 +35,7 @@ from bench.method_cases import MethodReport, cases
 from bench.method_engines import MethodEngines
 from bench.method_services import check_services
 from bench.methods import Methods
-from bench.mixed import BATCHES, TORCH_SOURCE, Mixed, MixedReport
+from bench.mixed import BATCHES, TORCH_SOURCE, Mixed, MixedReport, never_preempted
 from bench.near_ties import Tally
 from bench.reference import GREEDY
 from bench.report import write_report
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prompts = prove_prompts(options, say, tally) if "prompts" in options.parts else []
     mixed = prove_mixed(options, say, tally) if "mixed" in options.parts else []
     methods = prove_methods(options, say, tally) if "methods" in options.parts else []
-    complaints = [line for report in mixed for line in report.complaints]
+    complaints = [line for report in mixed for line in report.complaints] + never_preempted(mixed)
     complaints += [line for report in methods for line in report.complaints]
     result = Result(
         tally.passed and not complaints,
@@ -184,7 +184,8 @@ def prove_mixed(options: argparse.Namespace, say: Say, tally: Tally) -> list[Mix
             say(f"{choice.value} runner, variant {variant}: plain decoding checked against the reference")
             short = [session for session in sessions if not session.long]
             # Once more without the long prompt: the pool is as much smaller, and far more sessions are preempted.
-            for group, together in [*((sessions, together) for together in BATCHES), (short, BATCHES[-1])]:
+            crowds = [*((sessions, together) for together in BATCHES), *((short, together) for together in BATCHES[1:])]
+            for group, together in crowds:
                 report = mixed.check(group, together)
                 reports.append(report)
                 say(

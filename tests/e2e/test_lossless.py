@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bench.lossless import MODES, Case, Lossless, demo_method
-from bench.mixed import Mixed
+from bench.mixed import Mixed, never_preempted
 from bench.reference import GREEDY, Mode
 from paceline.benchmark.prompts import DEMO_PROMPTS
 from paceline.drafting.method import DraftMethod
@@ -77,3 +77,4 @@ def test_mixed_sessions_in_a_pool_too_small_for_them_equal_plain_decoding(lossle
     assert_equal(lossless)
     assert report.num_equal == len(sessions) == 7
     assert not report.complaints
+    assert not never_preempted([report])

@@ -12,6 +12,7 @@ import pytest
 from paceline_drafter.load import load_replica as load_drafter
 from paceline_drafter.servicer import DrafterService, drafter_door
 from paceline_drafter.settings import DrafterSettings
+from paceline_gateway import feature_book
 from paceline_gateway.effects import Lane
 from paceline_verifier.load import load_replica as load_verifier
 from paceline_verifier.servicer import VerifierService, verifier_door
@@ -141,8 +142,8 @@ async def test_features_of_a_long_prompt_travel_beside_the_streams(
         assert drafter.meter.registry.get_sample_value("paceline_feature_short_starts_total") == 0
     assert run.tokens == plain.tokens
     assert run.evidence.methods == ("eagle3",)
-    # The first verdict brought the last 8 of the prompt's 60 rows, all others came in pieces of 8.
-    assert reads.rows == [range(start, min(start + 8, 52)) for start in range(0, 52, 8)]
+    # All 60 rows of the prompt, in pieces of 8: those that came with its verdict make room for newer ones meanwhile.
+    assert reads.rows[:8] == [range(start, min(start + 8, 60)) for start in range(0, 60, 8)]
 
 
 class Reads:
@@ -166,7 +167,8 @@ class Reads:
         async def read(actor: VerifyActor, session: str, epoch: int, first_row: int, num_rows: int) -> Features:
             return await reads.read(actor, session, epoch, first_row, num_rows)
 
-        monkeypatch.setattr(feature_bytes, "MAX_FEATURE_BYTES", 8 * samples.HIDDEN * 4)
+        for module in (feature_bytes, feature_book):
+            monkeypatch.setattr(module, "MAX_FEATURE_BYTES", 8 * samples.HIDDEN * 4)
         monkeypatch.setattr(VerifyActor, "read_features", read)
 
     async def read(self, actor: VerifyActor, session: str, epoch: int, first_row: int, num_rows: int) -> Features:

@@ -5,6 +5,9 @@ Pure. With L committed tokens there are features of rows [0, L - 1):
     rows [0, have_len)     at the drafter, as far as is known
     rows of `pending`      here; they came with verdicts and go with the next draft
     rows between           only at the verifier: fetched in bulk, beside the streams, while decoding goes on plainly
+
+A fetch brings the rows of `pending` too. No more of those are kept than a message holds, and rounds go on: the oldest
+would be gone when the fetch has ended, and be fetched in turn, for as long as the generation lasts.
 """
 
 from __future__ import annotations
@@ -78,7 +81,7 @@ class FeatureBook:
             self._pending = _from_row(self._pending, self._pending.end - MAX_FEATURE_BYTES // self._pending.row_bytes)
 
     def lacking(self, base_len: int) -> range | None:
-        """Rows that must be fetched before a draft after so many tokens; None if it can be asked for.
+        """Rows to fetch before a draft after so many tokens, those that are here included; None if it can be asked for.
 
         A drafter that needs the last token's only is never made to wait.
         """
@@ -86,7 +89,7 @@ class FeatureBook:
         first_here = end if self._pending is None else self._pending.first_row
         if self._format is not None and self._format.only_last:
             return None if first_here < end or self.have_len >= end else range(end - 1, end)
-        return range(self.have_len, first_here) if self.have_len < first_here else None
+        return range(self.have_len, end) if self.have_len < first_here else None
 
     @property
     def hopeless(self) -> bool:

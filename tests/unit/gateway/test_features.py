@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from paceline_gateway import feature_book
 from paceline_gateway.effects import Lane
 from paceline_gateway.feature_book import FeatureBook
 from paceline_gateway.plan import Patience
 from paceline_gateway.round_record import Fallback
 
 from paceline.messages import MAX_FEATURE_BYTES, FeatureDtype, Features
-from tests.unit.gateway.feature_simulation import FORM, drafter_of, finish_fetch, with_features
+from tests.unit.gateway.feature_simulation import FORM, ROW_BYTES, drafter_of, finish_fetch, with_features
 from tests.unit.gateway.laws import bushy, hash_law, perfect, plain_text_of, wrong_at, wrong_at_position
 from tests.unit.gateway.simulation import SimDrafter, Simulation, deliver_verdict, drafts, drain, verifies
 from tests.unit.gateway.test_round_loop_ends import random_step
@@ -67,7 +68,7 @@ def test_features_of_a_long_prompt_are_fetched_while_decoding_goes_on(tmp_path: 
     drain(simulation, Lane.DRAFTER)
     deliver_verdict(simulation)
     # 30 rows are computed, of which the last 8 came along.
-    assert [fetch.rows for fetch in simulation.fetches] == [range(22)]
+    assert [fetch.rows for fetch in simulation.fetches] == [range(30)]
     assert not drafts(simulation)
     deliver_verdict(simulation)
     deliver_verdict(simulation)
@@ -75,7 +76,7 @@ def test_features_of_a_long_prompt_are_fetched_while_decoding_goes_on(tmp_path: 
     finish_fetch(simulation)
     deliver_verdict(simulation)
     assert [(draft.base_len, draft.starts_short) for draft in drafts(simulation)] == [(34, False)]
-    assert drafts(simulation)[0].features.first_row == 22  # type: ignore[union-attr]
+    assert drafts(simulation)[0].features.first_row == 30  # type: ignore[union-attr]
     finish(simulation)
     assert simulation.committed == plain_text_of(LAW, LONG, 12)
     assert drafter_of(simulation).built_on[0] == range(33)
@@ -91,6 +92,29 @@ def test_a_drafter_that_reads_the_last_row_only_waits_for_no_other(tmp_path: Pat
     assert not simulation.fetches
     assert all(len(built) == 1 for built in drafter_of(simulation).built_on)
     assert all(draft.features and draft.features.num_rows == 1 for draft in drafts(simulation))
+
+
+@pytest.mark.parametrize(("num_rounds", "num_fetches"), [(2, 1), (7, 1), (20, 2)])
+def test_rows_that_come_while_others_are_fetched_do_not_make_it_go_on_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_rounds: int, num_fetches: int
+) -> None:
+    # No more rows are kept here than came along: each that comes meanwhile takes the place of an older one.
+    monkeypatch.setattr(feature_book, "MAX_FEATURE_BYTES", 8 * ROW_BYTES)
+    simulation = with_features(tmp_path, LAW, perfect(LAW), prompt=LONG, max_rows=8, max_tokens=40)
+    simulation.start()
+    drain(simulation, Lane.DRAFTER)
+    deliver_verdict(simulation)
+    fetched = []
+    while not drafts(simulation):
+        fetched += [fetch.rows for fetch in simulation.fetches]
+        for _ in range(2 if len(fetched) > 1 else num_rounds):
+            deliver_verdict(simulation)
+        finish_fetch(simulation)
+        deliver_verdict(simulation)
+    assert fetched == [range(30), range(30, 30 + num_rounds + 1)][:num_fetches]
+    assert not drafts(simulation)[0].starts_short
+    finish(simulation)
+    assert simulation.committed == plain_text_of(LAW, LONG, 40)
 
 
 def test_features_that_cannot_be_fetched_are_done_without(tmp_path: Path) -> None:
@@ -243,10 +267,10 @@ def test_no_more_is_kept_than_fits_into_a_message() -> None:
     width = MAX_FEATURE_BYTES // 16
     rows = Features(0, 3, width, FeatureDtype.FLOAT32, bytes(3 * width * 4))
     book = book_of(rows, dataclasses.replace(rows, first_row=3))
-    assert book.lacking(7) == range(2)
+    assert book.lacking(7) == range(6)
     book.fetching = range(2)
     book.fetched(succeeded=True)
-    assert book.lacking(7) is None
+    assert book.lacking(7) is None, "the last four are here"
     taken = book.take(7)
     assert taken is not None
     assert (taken.first_row, taken.num_rows, len(taken.data)) == (2, 4, MAX_FEATURE_BYTES)
@@ -304,24 +328,24 @@ def test_what_was_asked_of_another_verifier_is_asked_again() -> None:
     book.verifier_moved()
     assert book.fetching is None
     book.fetched(succeeded=True)  # of the old one; nobody waits for it
-    assert book.lacking(9) == range(6)
+    assert book.lacking(9) == range(8)
 
 
 def test_a_fetch_is_of_no_use_to_a_drafter_that_has_lost_the_rows_before_it() -> None:
     book = book_of(features(0, 4))
     book.take(5)
     book.verified(features(8, 2), 10)
-    assert book.lacking(11) == range(4, 8)
+    assert book.lacking(11) == range(4, 10)
     book.fetching = range(4, 8)
     book.drafter_says(2, 5)
     book.fetched(succeeded=True)
-    assert (book.have_len, book.lacking(11)) == (2, range(2, 8))
+    assert (book.have_len, book.lacking(11)) == (2, range(2, 10))
 
 
 def test_rows_of_another_number_format_are_not_joined() -> None:
     book = book_of(features(0, 4))
     book.verified(dataclasses.replace(features(4, 2), dtype=FeatureDtype.BFLOAT16, data=bytes(8)), 6)
-    assert book.lacking(7) == range(4)
+    assert book.lacking(7) == range(6)
     taken = book.take(7)
     assert taken is not None
     assert (taken.first_row, taken.dtype, len(taken.data)) == (4, FeatureDtype.BFLOAT16, 8)

@@ -11,6 +11,7 @@ from typing import Any
 import grpc.aio
 import pytest
 from paceline_drafter.feature_store import FeatureStore
+from paceline_verifier.verify_actor import VerifyActor
 
 from paceline import wire
 from paceline.drafting.method import DraftJob
@@ -72,6 +73,11 @@ async def read(replica: VerifierReplica, *, first_row: int, num_rows: int, epoch
     return [wire.features_from_pb(response.features) async for response in stub.ReadFeatures(request)]
 
 
+async def read_at_once(replica: VerifierReplica, first_row: int, num_rows: int) -> list[Features]:
+    assert isinstance(replica.actor, VerifyActor)
+    return await replica.actor.read_features("s", 1, first_row, num_rows)
+
+
 async def test_rows_come_with_the_verdict_and_again_with_its_replay() -> None:
     async with (
         verifier_replica(ToyRunner(cycle_law(CYCLE)), engine_class=ServingEngine) as replica,
@@ -104,6 +110,22 @@ async def test_rows_are_read_in_chunks_and_a_verdict_brings_the_newest(monkeypat
         assert (await link.ask(writer.verify(features_from=0), Verified)).features == rows_of(PROMPT, 4)
         chunks = await read(replica, first_row=1, num_rows=6)
         assert chunks == [rows_of(PROMPT[:4], 1), rows_of(PROMPT, 4)]
+        # All of them from between the same two passes: a session that waits for them decodes plainly.
+        assert await read_at_once(replica, 1, 6) == chunks
+
+
+async def test_no_more_than_a_few_chunks_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature_bytes, "MAX_FEATURE_BYTES", 8)
+    async with (
+        verifier_replica(ToyRunner(cycle_law(CYCLE)), engine_class=ServingEngine) as replica,
+        replica.connect() as link,
+    ):
+        writer = Writer.start("s", 3 * PROMPT)
+        await link.ask(writer.open(), Opened)
+        await link.ask(writer.verify(), Verified)
+        assert len(await read_at_once(replica, 0, 21)) == 8
+        chunks = await read(replica, first_row=0, num_rows=21)
+        assert chunks == [rows_of((3 * PROMPT)[: row + 1], row) for row in range(21)]
 
 
 async def test_a_read_waits_for_the_pass_that_runs() -> None:

@@ -118,6 +118,10 @@ async def test_both_placements_give_the_tokens_of_plain_decoding(tmp_path: Path,
     assert "no drafter of method 'ngram' is ready" in elsewhere.started.warnings[0]
     assert elsewhere.evidence.draft_tokens == 0
     tokens = [run.tokens for run in plain]
+    # The same drafts are made of the same rows, wherever that is.
+    assert [run.evidence.accepted_per_position for run in pool] == [
+        run.evidence.accepted_per_position for run in verifier
+    ]
     assert [run.tokens for run in pool] == [run.tokens for run in verifier] == tokens
     for run in [*pool, *verifier]:
         assert run.started.warnings == ()
@@ -164,21 +168,21 @@ class Reads:
         self._read = VerifyActor.read_features
         reads = self
 
-        async def read(actor: VerifyActor, session: str, epoch: int, first_row: int, num_rows: int) -> Features:
+        async def read(actor: VerifyActor, session: str, epoch: int, first_row: int, num_rows: int) -> list[Features]:
             return await reads.read(actor, session, epoch, first_row, num_rows)
 
         for module in (feature_bytes, feature_book):
             monkeypatch.setattr(module, "MAX_FEATURE_BYTES", 8 * samples.HIDDEN * 4)
         monkeypatch.setattr(VerifyActor, "read_features", read)
 
-    async def read(self, actor: VerifyActor, session: str, epoch: int, first_row: int, num_rows: int) -> Features:
+    async def read(self, actor: VerifyActor, session: str, epoch: int, first_row: int, num_rows: int) -> list[Features]:
         self.waiting += 1
         await self.gate.wait()
         if self.error is not None:
             raise self.error
-        features = await self._read(actor, session, epoch, first_row, num_rows)
-        self.rows.append(range(features.first_row, features.end))
-        return features
+        messages = await self._read(actor, session, epoch, first_row, num_rows)
+        self.rows += [range(features.first_row, features.end) for features in messages]
+        return messages
 
 
 async def test_decoding_goes_on_plainly_while_features_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

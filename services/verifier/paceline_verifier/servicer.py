@@ -34,8 +34,8 @@ def verifier_door(limits: ConnectLimits | None = None) -> VerifierDoor:
 class ReadsFeatures(Protocol):
     """What is asked of the verify actor beside the streams; importing it takes as long as importing torch."""
 
-    async def read_features(self, session: str, epoch: int, first_row: int, num_rows: int) -> Features:
-        """Features of rows [first_row, first_row + num_rows), from the first on as many as a message holds."""
+    async def read_features(self, session: str, epoch: int, first_row: int, num_rows: int) -> list[Features]:
+        """Features of rows [first_row, first_row + num_rows), from the first on as many as a few messages hold."""
 
 
 class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
@@ -60,15 +60,16 @@ class VerifierServicer(verifier_pb2_grpc.VerifierServicer):
     async def ReadFeatures(  # noqa: N802
         self, request: verifier_pb2.ReadFeaturesRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[verifier_pb2.ReadFeaturesResponse]:
-        """Reads features of a session's rows, chunk by chunk; passes go on between them."""
+        """Reads features of a session's rows, a few chunks at a time; passes go on between them."""
         next_row, stop = request.first_row, request.first_row + request.num_rows
         while next_row < stop:
             actor = self._door.actor
             if not isinstance(actor, ReadsFeatures):
                 raise InvalidArgument("this replica has no features")
-            features = await actor.read_features(request.session, request.epoch, next_row, stop - next_row)
-            yield verifier_pb2.ReadFeaturesResponse(features=wire.features_to_pb(features))
-            next_row = features.end
+            messages = await actor.read_features(request.session, request.epoch, next_row, stop - next_row)
+            for features in messages:
+                yield verifier_pb2.ReadFeaturesResponse(features=wire.features_to_pb(features))
+            next_row = messages[-1].end
 
     async def Connect(  # type: ignore[override]  # noqa: N802  # writes through the context
         self,

@@ -44,6 +44,8 @@ from paceline_verifier.scheduling_counters import SchedulingCounters
 from paceline_verifier.self_draft_counters import SelfDraftCounters
 
 _US_PER_S = 1_000_000
+_MAX_MESSAGES_AT_ONCE = 8
+"""Of features that are read between two passes; as many wait for a slow reader at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +168,10 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
         else:
             letter.stream.send(answer)
 
-    async def read_features(self, session: str, epoch: int, first_row: int, num_rows: int) -> Features:
-        """Features of rows [first_row, first_row + num_rows), from the first on as many as a message holds.
+    async def read_features(self, session: str, epoch: int, first_row: int, num_rows: int) -> list[Features]:
+        """Features of rows [first_row, first_row + num_rows), from the first on as many as a few messages hold.
+
+        A message at a time would wait for a pass each, and the session's rounds go on plainly until it has all.
 
         Raises:
             NotFound: the session is not open.
@@ -175,11 +179,16 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
             PacelineError: the rows cannot be read; says why.
         """
 
-        def read() -> Features:
+        def read() -> list[Features]:
             held = self._sessions.get(session)
             if held is not None and held.epoch != epoch:
                 raise Fenced(f"epoch {held.epoch} owns session {session}, not {epoch}", field="epoch")
-            return self._engine.features(session, first_row, num_rows)
+            messages = [self._engine.features(session, first_row, num_rows)]
+            stop = first_row + num_rows
+            while messages[-1].end < stop and len(messages) < _MAX_MESSAGES_AT_ONCE:
+                next_row = messages[-1].end
+                messages.append(self._engine.features(session, next_row, stop - next_row))
+            return messages
 
         return await self.between_passes(read)
 

@@ -121,7 +121,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "session of another line": ({"session": "a\n"}, "session", "128"),
     "method with a bad name": (speculation(method="No!"), "speculation.method", "64"),
     "method with a long name": (speculation(method="a" * 65), "speculation.method", "64"),
-    "method that nobody has": (speculation(method="eagle"), "speculation.method", "draft_model, ngram"),
+    "method that nobody has": (speculation(method="lookahead"), "speculation.method", "draft_model, ngram"),
     "block of 65": (speculation(num_speculative_tokens=65), "speculation.num_speculative_tokens", "[0, 64]"),
     "block of -1": (speculation(num_speculative_tokens=-1), "speculation.num_speculative_tokens", "[0, 64]"),
 }

@@ -1,6 +1,6 @@
 """What paging costs attention: attention over the pool against the same over contiguous buffers.
 
-    python -m bench.paged_attention [--context 2048] [--repeats 100] [--quick]
+    python -m bench.paged_attention [--context 2048] [--repeats 60] [--quick]
 
 Layouts of a sequence's pages: neighbours; a shared prefix and pages of its own behind it; one of eight sequences that
 grew side by side, as the pool laid them out; a new one in a pool that many sessions have gone through, in two draws;
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -134,6 +135,8 @@ def in_random_order(pool: KVPool, context: int) -> SequenceKV:
 
 
 WORST = "random order (worst case)"
+MOVED = "random order, moved together"
+NUM_TRIALS = 3
 LAYOUTS: dict[str, Layout] = {
     "neighbours": neighbours,
     "shared prefix and own pages": shared_prefix,
@@ -199,18 +202,42 @@ def contiguous(context: int, num_tokens: int) -> Callable[[], object]:
 
 @torch.inference_mode()
 def measure(context: int, repeats: int) -> list[AttentionCost]:
-    costs = []
-    for num_tokens in NEW_TOKENS:
-        works = {name: paged(layout, context, num_tokens, moved=name != WORST) for name, layout in LAYOUTS.items()}
-        works["random order, moved together"] = paged(in_random_order, context, num_tokens, moved=True)
-        base = contiguous(context, num_tokens)
-        turns = {name: work for name, (work, _) in works.items()} | {"": base}
-        medians = {name: cost.processor_ms * 1e3 / NUM_LAYERS for name, cost in take_turns(turns, repeats).items()}
-        for name, (_, num_runs) in works.items():
-            at_most = AT_MOST if context == CONTEXT and name != WORST else None
-            us, base_us = medians[name], medians[""]
-            costs.append(AttentionCost(name, num_runs, context, num_tokens, us, base_us, us / base_us, at_most))
-    return costs
+    """Every layout against contiguous buffers.
+
+    The same work takes up to a tenth longer or shorter from where its memory happens to lie, so all is built anew for
+    each trial, in another order; figures are medians of the trials.
+    """
+    return [cost for num_tokens in NEW_TOKENS for cost in _measure(context, num_tokens, repeats)]
+
+
+def _measure(context: int, num_tokens: int, repeats: int) -> list[AttentionCost]:
+    layouts = [*((name, layout, name != WORST) for name, layout in LAYOUTS.items()), (MOVED, in_random_order, True)]
+    runs: dict[str, int] = {}
+    paged_us: dict[str, list[float]] = {name: [] for name, _, _ in layouts}
+    base_us: list[float] = []
+    for trial in range(NUM_TRIALS):
+        begin = trial * len(layouts) // NUM_TRIALS
+        turns: dict[str, Callable[[], object]] = {}
+        for name, layout, moved in layouts[begin:] + layouts[:begin]:
+            turns[name], runs[name] = paged(layout, context, num_tokens, moved=moved)
+        turns[""] = contiguous(context, num_tokens)
+        costs = take_turns(turns, repeats)
+        base_us.append(costs[""].processor_ms * 1e3 / NUM_LAYERS)
+        for name, figures in paged_us.items():
+            figures.append(costs[name].processor_ms * 1e3 / NUM_LAYERS)
+    return [
+        AttentionCost(
+            layout=name,
+            num_runs=runs[name],
+            context=context,
+            num_tokens=num_tokens,
+            paged_us=statistics.median(figures),
+            contiguous_us=statistics.median(base_us),
+            ratio=statistics.median(us / base for us, base in zip(figures, base_us, strict=True)),
+            at_most=AT_MOST if context == CONTEXT and name != WORST else None,
+        )
+        for name, figures in paged_us.items()
+    ]
 
 
 def show(costs: Sequence[AttentionCost]) -> None:
@@ -227,7 +254,7 @@ def show(costs: Sequence[AttentionCost]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure what paging costs attention.")
     parser.add_argument("--context", type=int, default=CONTEXT)
-    parser.add_argument("--repeats", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=60, help="of each of three trials")
     parser.add_argument("--quick", action="store_true", help="few repeats, to see that it works; writes nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)

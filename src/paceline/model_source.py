@@ -38,6 +38,9 @@ from paceline.errors import ConfigurationError, ModelError, NotFound, PacelineEr
 Progress = Callable[[str], None]
 """Told what is being done, one line at a time."""
 
+DRAFT_VOCABULARY_FILE = "draft_vocabulary.safetensors"
+"""Lies beside a draft model whose ids are a part of the target's: which of them they are."""
+
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",

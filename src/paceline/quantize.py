@@ -27,16 +27,13 @@ from filelock import FileLock
 
 from paceline.adapted_model import ADAPTER_FOLDER, is_adapter
 from paceline.errors import ConfigurationError, ModelError
-from paceline.model_source import TOKENIZER_FILES, CacheSettings, Progress, resolve
+from paceline.model_source import DRAFT_VOCABULARY_FILE, TOKENIZER_FILES, CacheSettings, Progress, resolve
 
 PROVENANCE_FILE = "paceline_quantized.json"
 """Says what a quantised folder was made from, and that it is complete."""
 
 _FORMAT = 1
 """Part of the cache's folder names; raised when the same options give something else."""
-
-TRIMMED_VOCABULARY_FILE = "draft_vocabulary.safetensors"
-"""Lies beside a draft model whose ids are not the target's."""
 
 _REQUIRED_PACKAGES = ("onnxruntime-genai", "onnx", "onnx-ir", "torch", "transformers")
 _LOG_TAIL_LINES = 12
@@ -129,7 +126,7 @@ def quantize(
             are in the message.
     """
     source = resolve(model, progress=progress)
-    if (source / TRIMMED_VOCABULARY_FILE).is_file():
+    if (source / DRAFT_VOCABULARY_FILE).is_file():
         raise ModelError(
             f"{source} has a trimmed vocabulary, which the ONNX runner does not know: run it as it is with runner "
             "torch, with quantization int8 where that is faster",

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
+from paceline.drafting.tree_shape import DEFAULT_MEDUSA_TREE
 from paceline.runtime.settings import ModelServiceSettings, settings_config, split_commas
 
 
@@ -45,7 +46,7 @@ class DrafterSettings(ModelServiceSettings):
     """Candidates per node of an EAGLE tree, which has up to `max_draft_tokens` nodes; 1 drafts chains."""
     exit_layer: int | None = Field(default=None, ge=1)
     """Layers of the target that layerskip drafts with; none for what the target's config.json names."""
-    medusa_tree: str = "derived:16"
+    medusa_tree: str = DEFAULT_MEDUSA_TREE
     """Shape of a Medusa tree: chain:N, derived:N (N nodes by the heads' accuracies), classic_63, or nodes: 0,1,0.0."""
     feature_bytes: int = Field(default=256 * 2**20, ge=2**20)
     """Memory for the target's hidden states that medusa, eagle and eagle3 draft from, in bytes, for all sessions."""

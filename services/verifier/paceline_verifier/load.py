@@ -26,7 +26,7 @@ from paceline.messages import (
     VerifierEvent,
     Verify,
 )
-from paceline.model_source import default_name, resolve
+from paceline.model_source import DRAFT_VOCABULARY_FILE, default_name, resolve
 from paceline.runtime.replica_actor import ActorLimits
 from paceline.runtime.replica_service import Replica
 from paceline.speculation.tree import EMPTY_BLOCK
@@ -50,6 +50,12 @@ def load_replica(settings: VerifierSettings) -> Replica[VerifierCommand, Verifie
     """
     torch.set_num_threads(settings.num_threads)
     folder = resolve(settings.model, progress=logger.info)
+    if (folder / DRAFT_VOCABULARY_FILE).is_file():
+        raise ModelError(
+            f"{folder} is a draft model with a trimmed vocabulary: its ids are not those of its tokenizer, so it can be "
+            "no target; name it as the model of a drafter",
+            field="model",
+        )
     tokenizer = Tokenizer.load(folder)
     plan = self_draft_plan(settings, folder)
     taps = joint_taps(None if plan is None else plan.taps, served_taps(settings.served_features, folder))

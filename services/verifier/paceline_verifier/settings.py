@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from paceline.drafting.tree_shape import DEFAULT_MEDUSA_TREE
 from paceline.runtime.settings import ModelServiceSettings, settings_config
 
 
@@ -48,7 +49,7 @@ class VerifierSettings(ModelServiceSettings):
     """Candidates per node of an EAGLE tree; 1 drafts chains."""
     num_draft_tokens: int = Field(default=16, ge=1)
     """Most tokens of an EAGLE tree; at most `max_draft_tokens`."""
-    medusa_tree: str = "derived:16"
+    medusa_tree: str = DEFAULT_MEDUSA_TREE
     """Shape of a Medusa tree: chain:N, derived:N (N nodes by the heads' accuracies), classic_63, or nodes: 0,1,0.0."""
     exit_layer: int | None = Field(default=None, ge=1)
     """Layers of the target that layerskip drafts with; none for what the target's config.json names."""

@@ -14,6 +14,7 @@ from paceline.drafting.method import DraftMethod
 from paceline.drafting.ngram import NgramMethod
 from paceline.drafting.onnx_runner import OnnxDraftRunner, is_onnx_model
 from paceline.drafting.torch_runner import TorchDraftRunner
+from paceline.drafting.tree_shape import DEFAULT_MEDUSA_TREE
 from paceline.engine.runner_options import DEFAULT_KV_BYTES, Quantization, RunnerChoice, RunnerOptions
 from paceline.errors import ConfigurationError
 from paceline.method_names import CUT_METHODS, HEAD_METHODS, METHOD_NAMES
@@ -68,7 +69,7 @@ class MethodSettings:
     draft_model: str = ""
     draft_head: str = ""
     eagle_topk: int = 1
-    medusa_tree: str = "derived:16"
+    medusa_tree: str = DEFAULT_MEDUSA_TREE
     exit_layer: int | None = None
     max_draft_tokens: int = 16
     runner: RunnerKind = RunnerKind.AUTO

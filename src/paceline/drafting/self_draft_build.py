@@ -17,6 +17,7 @@ from typing import Protocol
 
 from paceline.drafting.method import DraftMethod
 from paceline.drafting.self_drafting import SelfDrafting
+from paceline.drafting.tree_shape import DEFAULT_MEDUSA_TREE
 from paceline.engine.features import FeatureTaps
 from paceline.engine.self_draft import SelfDrafter
 from paceline.engine.shared_parts import SharedParts
@@ -24,8 +25,6 @@ from paceline.errors import ConfigurationError
 from paceline.head_source import resolve_head
 from paceline.method_names import SELF_DRAFT_METHODS
 from paceline.text.tokenizer import Tokenizer
-
-DEFAULT_MEDUSA_TREE = "derived:16"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 
 from paceline.errors import ConfigurationError
 
+DEFAULT_MEDUSA_TREE = "derived:16"
+
 Node = tuple[int, ...]
 Accuracies = Sequence[Sequence[float]]
 """`accuracies[head][rank]`: how often the head's candidate of that rank is the token that the target writes."""

@@ -14,8 +14,9 @@ from paceline.checkpoint_files.tensor_table import TensorTable
 from paceline.checkpoint_files.weight_files import find_weights, read_tensors
 from paceline.drafting.checkpoints.vocabulary_map import check_draft_map
 from paceline.drafting.checkpoints.writing import write_tensors
+from paceline.model_source import DRAFT_VOCABULARY_FILE
 
-STEM = "draft_vocabulary"
+_STEM = Path(DRAFT_VOCABULARY_FILE).stem
 _NAME = "d2t"
 
 
@@ -30,10 +31,10 @@ def load_draft_vocabulary(folder: Path, target_vocab_size: int) -> torch.Tensor 
     Raises:
         ModelError: the file holds something else, or the map cannot be right for this model and target.
     """
-    if find_weights(folder, (STEM,)) is None:
+    if find_weights(folder, (_STEM,)) is None:
         return None
-    tensors = read_tensors(folder, (STEM,))
-    title = f"{folder / STEM}.safetensors"
+    tensors = read_tensors(folder, (_STEM,))
+    title = str(folder / DRAFT_VOCABULARY_FILE)
     TensorTable(title, tensors, {name: name for name in tensors}).check_names({_NAME}, (), {})
     config = HeadConfig.read(folder / "config.json")
     vocab_size = config.integer("vocab_size")
@@ -49,4 +50,4 @@ def write_draft_vocabulary(folder: Path, d2t: torch.Tensor) -> None:
         folder: of the draft model.
         d2t: # [vocab_size of the draft model] int64 offsets.
     """
-    write_tensors(folder / f"{STEM}.safetensors", {_NAME: d2t.long()})
+    write_tensors(folder / DRAFT_VOCABULARY_FILE, {_NAME: d2t.long()})

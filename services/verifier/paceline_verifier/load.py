@@ -52,8 +52,8 @@ def load_replica(settings: VerifierSettings) -> Replica[VerifierCommand, Verifie
     folder = resolve(settings.model, progress=logger.info)
     if (folder / DRAFT_VOCABULARY_FILE).is_file():
         raise ModelError(
-            f"{folder} is a draft model with a trimmed vocabulary: its ids are not those of its tokenizer, so it can be "
-            "no target; name it as the model of a drafter",
+            f"{folder} is a draft model with a trimmed vocabulary: its ids are not those of its tokenizer, so it can "
+            "be no target; name it as the model of a drafter",
             field="model",
         )
     tokenizer = Tokenizer.load(folder)

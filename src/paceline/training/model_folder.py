@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from paceline.drafting.checkpoints.writing import write_tensors
+from paceline.drafting.checkpoints.writing import write_json, write_tensors
 from paceline.model_source import TOKENIZER_FILES
 from paceline.training.learner import STORED_DTYPE, stored
+
+_TOKENIZER = "tokenizer.json"
 
 
 def write_model(folder: Path, model: PreTrainedModel, target_folder: Path) -> None:
@@ -28,5 +31,7 @@ def write_model(folder: Path, model: PreTrainedModel, target_folder: Path) -> No
     write_tensors(folder / "model.safetensors", weights)
     model.config.save_pretrained(folder)
     for name in TOKENIZER_FILES:
-        if name != "config.json" and (target_folder / name).is_file():
+        if name not in {"config.json", _TOKENIZER} and (target_folder / name).is_file():
             shutil.copyfile(target_folder / name, folder / name)
+    # Half of the file would be white space, and a small model's folder is little more than this file.
+    write_json(folder / _TOKENIZER, json.loads((target_folder / _TOKENIZER).read_text(encoding="utf-8")), compact=True)

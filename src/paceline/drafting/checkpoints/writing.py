@@ -125,9 +125,12 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     _replace(path, lambda scratch: save_file(plain, scratch, metadata={"format": "pt"}))
 
 
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes a file of JSON that appears whole or not at all."""
-    text = json.dumps(values, indent=2) + "\n"
+def write_json(path: Path, values: Mapping[str, Any], *, compact: bool = False) -> None:
+    """Writes a file of JSON that appears whole or not at all; compact: for machines only, as short as can be."""
+    if compact:
+        text = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+    else:
+        text = json.dumps(values, indent=2) + "\n"
     _replace(path, lambda scratch: scratch.write_text(text, encoding="utf-8"))
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from paceline.drafting.draft_id_map import DraftIdMap
 from paceline.drafting.draft_model import DraftModelMethod, DraftSampleMethod
 from paceline.drafting.draft_runner import DraftRunner
-from paceline.drafting.draft_vocabulary import DraftVocabulary
 from paceline.drafting.fallback import FallbackMethod
 from paceline.drafting.method import DraftMethod
 from paceline.drafting.ngram import NgramMethod
@@ -141,7 +141,7 @@ def _one_method(name: str, settings: MethodSettings, progress: Progress) -> Draf
         vocab_limit=tokenizer.vocab_size,
         eos_token_ids=tokenizer.eos_token_ids,
         draft_sample_method=settings.draft_sample_method,
-        draft_vocabulary=DraftVocabulary.load(folder, tokenizer.vocab_size),
+        id_map=DraftIdMap.load(folder, tokenizer.vocab_size),
     )
 
 

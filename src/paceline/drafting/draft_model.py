@@ -14,8 +14,8 @@ from enum import Enum
 
 import torch
 
+from paceline.drafting.draft_id_map import DraftIdMap
 from paceline.drafting.draft_runner import DraftRunner, Feed
-from paceline.drafting.draft_vocabulary import DraftVocabulary
 from paceline.drafting.method import DraftJob, MethodInfo
 from paceline.drafting.rows import rows_to_keep
 from paceline.engine.draft_candidates import draft_candidates
@@ -51,7 +51,7 @@ class DraftModelMethod:
         eos_token_ids: ids that `min_tokens` masks.
         draft_sample_method: how to choose under `ratio`.
         num_draft_probs: most tokens of a distribution that drafts are drawn from and that is sent with them.
-        draft_vocabulary: of a model that knows only some of the target's tokens; None where ids are the target's.
+        id_map: of a model that knows only some of the target's tokens; None where ids are the target's.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class DraftModelMethod:
         eos_token_ids: tuple[int, ...] = (),
         draft_sample_method: DraftSampleMethod = DraftSampleMethod.PROBABILISTIC,
         num_draft_probs: int = 64,
-        draft_vocabulary: DraftVocabulary | None = None,
+        id_map: DraftIdMap | None = None,
     ) -> None:
         if num_draft_probs < 1:
             raise ConfigurationError(
@@ -76,8 +76,8 @@ class DraftModelMethod:
         self._runner = runner
         self._eos_token_ids = eos_token_ids
         facts = runner.info
-        self._draft_vocabulary = draft_vocabulary
-        known_ids = facts.vocab_size if draft_vocabulary is None else draft_vocabulary.target_vocab_size
+        self._id_map = id_map
+        known_ids = facts.vocab_size if id_map is None else id_map.target_vocab_size
         self._num_embeddings = known_ids
         self._info = MethodInfo(
             name=name,
@@ -159,9 +159,9 @@ class DraftModelMethod:
         return planned
 
     def _in_draft_ids(self, feed: Feed) -> Feed:
-        if self._draft_vocabulary is None:
+        if self._id_map is None:
             return feed
-        return replace(feed, tokens=self._draft_vocabulary.to_draft(feed.tokens))
+        return replace(feed, tokens=self._id_map.to_draft(feed.tokens))
 
     def _can_feed(self, job: DraftJob, tokens: Sequence[int], keep_rows: int) -> bool:
         if not tokens or len(job.tokens) >= job.max_depth or len(tokens) > self._info.max_model_len:
@@ -179,7 +179,7 @@ class DraftModelMethod:
     @torch.inference_mode()
     def _choose(self, chosen: Sequence[tuple[DraftJob, torch.Tensor]]) -> None:
         """Appends each job's next token, chosen from its logits # [vocab_size]."""
-        target_ids = None if self._draft_vocabulary is None else self._draft_vocabulary.target_ids
+        target_ids = None if self._id_map is None else self._id_map.target_ids
         drawn = [entry for entry in chosen if self._is_drawn(entry[0])]
         others = [entry for entry in chosen if not self._is_drawn(entry[0])]
         if drawn:

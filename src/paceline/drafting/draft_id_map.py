@@ -1,4 +1,4 @@
-"""What a draft model with a trimmed vocabulary knows: its own ids for the target's tokens it was trained on."""
+"""What a draft model with a trimmed vocabulary calls the tokens of the target that it was trained on."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from paceline.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
-class DraftVocabulary:
-    """The map between the target's ids and a draft model's.
+class DraftIdMap:
+    """The map between the target's ids and a draft model's own.
 
     Attributes:
         target_ids: the target's id of each of the draft model's ids # [draft vocabulary] int64
@@ -28,7 +28,7 @@ class DraftVocabulary:
     draft_ids: tuple[int, ...]
 
     @classmethod
-    def of(cls, d2t: torch.Tensor, target_vocab_size: int, other: int) -> DraftVocabulary:
+    def of(cls, d2t: torch.Tensor, target_vocab_size: int, other: int) -> DraftIdMap:
         """The map that a checkpoint gives.
 
         Args:
@@ -43,7 +43,7 @@ class DraftVocabulary:
         return cls(target_ids, tuple(draft_ids))
 
     @classmethod
-    def load(cls, folder: Path, target_vocab_size: int) -> DraftVocabulary | None:
+    def load(cls, folder: Path, target_vocab_size: int) -> DraftIdMap | None:
         """The map beside a draft model; None where the model has the target's ids.
 
         Raises:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from paceline.drafting.checkpoints.draft_vocabulary import write_draft_vocabulary
+from paceline.drafting.draft_id_map import DraftIdMap
 from paceline.drafting.draft_model import DraftModelMethod
-from paceline.drafting.draft_vocabulary import DraftVocabulary
 from paceline.drafting.method import DraftJob
 from paceline.drafting.torch_runner import TorchDraftRunner
 from paceline.errors import ModelError
@@ -23,7 +23,7 @@ VOCAB = 16
 KNOWN = (1, 3, 4, 9, 12, 15)
 OTHER = 2
 D2T = torch.tensor(KNOWN) - torch.arange(len(KNOWN))
-VOCABULARY = DraftVocabulary.of(D2T, VOCAB, OTHER)
+ID_MAP = DraftIdMap.of(D2T, VOCAB, OTHER)
 ORDER = 2
 
 
@@ -47,7 +47,7 @@ def draft_law(law: Law) -> Law:
 
 def drafter(law: Law) -> tuple[ToyRunner, DraftModelMethod]:
     toy = ToyRunner(draft_law(law), len(KNOWN))
-    method = DraftModelMethod(TorchDraftRunner(toy), vocab_limit=VOCAB, draft_vocabulary=VOCABULARY)
+    method = DraftModelMethod(TorchDraftRunner(toy), vocab_limit=VOCAB, id_map=ID_MAP)
     return toy, method
 
 
@@ -108,19 +108,19 @@ class TestFolder:
         return folder
 
     def test_is_loaded(self, tmp_path: Path) -> None:
-        vocabulary = DraftVocabulary.load(self.write(tmp_path, other_token_id=OTHER), VOCAB)
-        assert vocabulary is not None
-        assert vocabulary.target_ids.tolist() == list(KNOWN)
-        assert vocabulary.draft_ids == VOCABULARY.draft_ids
+        id_map = DraftIdMap.load(self.write(tmp_path, other_token_id=OTHER), VOCAB)
+        assert id_map is not None
+        assert id_map.target_ids.tolist() == list(KNOWN)
+        assert id_map.draft_ids == ID_MAP.draft_ids
 
     def test_without_a_map_has_the_targets_ids(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text("{}")
-        assert DraftVocabulary.load(tmp_path, VOCAB) is None
+        assert DraftIdMap.load(tmp_path, VOCAB) is None
 
     @pytest.mark.parametrize("config", [{}, {"other_token_id": len(KNOWN)}, {"other_token_id": "x"}])
     def test_names_the_token_that_stands_for_the_others(self, tmp_path: Path, config: dict[str, object]) -> None:
         with pytest.raises(ModelError, match="other_token_id"):
-            DraftVocabulary.load(self.write(tmp_path, **config), VOCAB)
+            DraftIdMap.load(self.write(tmp_path, **config), VOCAB)
 
     def test_is_not_quantised(self, tmp_path: Path) -> None:
         folder = self.write(tmp_path / "model", other_token_id=OTHER)

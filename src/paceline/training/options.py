@@ -34,12 +34,18 @@ class Precision(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainOptions:
-    """Options of every method; each field's text says what it does."""
+class _TargetOptions:
+    """Which target: of training as of collecting."""
 
     target: Annotated[str, Help("Target: a hub id, a folder, a .gguf file or the built-in name.")] = (
         "smollm2-135m-instruct"
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions(_TargetOptions):
+    """Options of every method; each field's text says what it does."""
+
     data: Annotated[Path, Help("The target's answers: a folder of `paceline train collect`, or one file.")] = Path(
         "corpus"
     )
@@ -82,6 +88,15 @@ class TrainOptions:
             raise InvalidArgument(f"held_out is {self.held_out}: give a share between 0 and 1", field="held_out")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TrainedHeadOptions(TrainOptions):
+    """Options of methods that train heads over a vocabulary of their own."""
+
+    draft_vocab_size: Annotated[
+        int, Help("Tokens that a trained head knows, the most frequent; 0: all.", minimum=0)
+    ] = 8192
+
+
 class MedusaHead(Enum):
     """Where a Medusa head's logits come from."""
 
@@ -94,7 +109,7 @@ class MedusaHead(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MedusaOptions(TrainOptions):
+class MedusaOptions(_TrainedHeadOptions):
     """Options of `medusa`."""
 
     heads: Annotated[int, Help("Heads; head k proposes the token k + 2 places on.", minimum=1)] = 4
@@ -106,9 +121,6 @@ class MedusaOptions(TrainOptions):
             "own: one for each."
         ),
     ] = MedusaHead.TRIMMED
-    draft_vocab_size: Annotated[int, Help("Tokens that trained heads know, the most frequent; 0: all.", minimum=0)] = (
-        8192
-    )
     decay: Annotated[float, Help("Weight of head k in the loss: this to the power k.", minimum=0)] = 0.8
 
 
@@ -146,12 +158,11 @@ class FeatureNorm(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Eagle3Options(TrainOptions):
+class Eagle3Options(_TrainedHeadOptions):
     """Options of `eagle3`."""
 
     unroll: Annotated[int, Help("Drafts on drafts that training sees at each position.", minimum=1)] = 4
     decay: Annotated[float, Help("Weight of draft i in the loss: this to the power i.", minimum=0)] = 0.8
-    draft_vocab_size: Annotated[int, Help("Tokens that the head knows, the most frequent; 0: all.", minimum=0)] = 8192
     aux_layers: Annotated[
         str, Help("Layers whose entering state is seen, such as 2,15,27; default: low, middle and high.")
     ] = ""
@@ -211,12 +222,9 @@ class LayerSkipOptions(TrainOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectOptions:
+class CollectOptions(_TargetOptions):
     """Options of `collect`."""
 
-    target: Annotated[str, Help("Target: a hub id, a folder, a .gguf file or the built-in name.")] = (
-        "smollm2-135m-instruct"
-    )
     prompts: Annotated[
         Path | None,
         Help("File of prompts: one per line, or .jsonl with prompt or messages; default: prompts made from templates."),

@@ -31,6 +31,12 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_CONFIG).is_file()
 
 
+def holds(folder: Path, adapter: Path) -> bool:
+    """Whether a folder is one in which this adapter was joined to its base."""
+    link = folder / ADAPTER_FOLDER
+    return link.is_dir() and link.resolve() == adapter.resolve()
+
+
 def base_reference(adapter: Path) -> str:
     """What the adapter calls its base: a reference to a model.
 

@@ -32,7 +32,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from pydantic_settings import BaseSettings
 
-from paceline.adapted_model import ADAPTER_CONFIG, base_reference, is_adapter, join, joined_name
+from paceline.adapted_model import ADAPTER_CONFIG, base_reference, holds, is_adapter, join, joined_name
 from paceline.errors import ConfigurationError, ModelError, NotFound, PacelineError, Unavailable
 
 Progress = Callable[[str], None]
@@ -129,6 +129,21 @@ def resolve(reference: str, *, weights: bool = True, progress: Progress = _silen
     return folder
 
 
+def with_adapter(base: Path, adapter: Path) -> Path:
+    """The folder, in the cache, of a base and an adapter together; the base itself if it is that already.
+
+    Args:
+        base: folder of a model, as `resolve` returns it.
+        adapter: folder of the adapter; the base that it names is not looked at.
+
+    Raises:
+        ModelError: the base is one with another adapter, or a configuration is damaged.
+    """
+    if holds(base, adapter):
+        return base
+    return _once(f"{joined_name(adapter, base)}-f{_FORMAT}", lambda target: join(adapter, base, target))
+
+
 def _find(reference: str, weights: bool, progress: Progress) -> Path:
     """The folder that a reference means, which may hold an adapter."""
     path = Path(reference).expanduser()
@@ -168,7 +183,7 @@ def _with_base(adapter: Path, weights: bool, progress: Progress) -> Path:
             field="model",
         )
     _check_folder(folder, reference, weights)
-    return _once(f"{joined_name(adapter, folder)}-f{_FORMAT}", lambda target: join(adapter, folder, target))
+    return with_adapter(folder, adapter)
 
 
 def _built_in(name: str, model: BuiltInModel, progress: Progress) -> Path:

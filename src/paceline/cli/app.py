@@ -343,7 +343,8 @@ def doctor(
     http_port: HttpPort = DEFAULT_HTTP_PORT,
     redis_url: Annotated[str, typer.Option(help="Check this Redis instead of the embedded one.")] = "",
     drafter: Annotated[
-        str, typer.Option(help="Check this head or draft model instead of the machine: a folder; needs --target.")
+        str,
+        typer.Option(help="Check this head, adapter or draft model instead of the machine: a folder; needs --target."),
     ] = "",
     target: Annotated[str, typer.Option(help="What it drafts for: a hub id, a folder or the built-in name.")] = "",
     min_acceptance: Annotated[

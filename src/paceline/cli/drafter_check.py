@@ -26,6 +26,7 @@ _ADVICE = {
     "eagle3": "was it trained for this very target? Do the layers above say what enters them, as it was trained? Are "
     "`norm_before_residual`, `norm_before_fc`, `fc_norm` and `norm_output` those of its training?",
     "medusa": "was it trained for this very target, on hidden states after its final norm?",
+    "layerskip": "was it trained on this very target, and long enough? Is `exit_layer` that of its training?",
     "draft_model": "does it write like the target: same family, same chat template?",
 }
 """What makes each method draft badly without an error."""
@@ -36,7 +37,7 @@ class DrafterCheckOptions:
     """What is to be checked.
 
     Attributes:
-        drafter: folder of a head, or of a draft model.
+        drafter: folder of a head, of a LayerSkip adapter, or of a draft model.
         target: as `--model` of `paceline up`.
         device: where both run.
         num_draft_tokens: drafts per block; Medusa has at most one per head.

@@ -9,6 +9,7 @@ from paceline.cli.smoke_acceptance import PROMPTS, DepthRecorder
 from paceline.drafting.build import MethodSettings, RunnerKind, build_method
 from paceline.drafting.checkpoints.draft_vocabulary import load_draft_vocabulary
 from paceline.drafting.checkpoints.eagle import EagleCheckpoint, load_eagle
+from paceline.drafting.checkpoints.layerskip import LayerSkipCheckpoint, load_layerskip
 from paceline.drafting.checkpoints.layouts import Layout, detect_layout
 from paceline.drafting.checkpoints.medusa import MedusaCheckpoint, load_medusa
 from paceline.drafting.checkpoints.target_facts import TargetFacts, read_target_facts
@@ -16,7 +17,7 @@ from paceline.drafting.self_draft_build import SelfDraftPlan, SelfDraftSettings,
 from paceline.engine.load_runner import load_runner
 from paceline.engine.runner_options import RunnerOptions
 from paceline.engine.target import TargetEngine
-from paceline.errors import InvalidArgument
+from paceline.model_source import with_adapter
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.request import ChatMessage
 from paceline.text.tokenizer import Tokenizer
@@ -51,16 +52,12 @@ def load_drafter(folder: Path, target: TargetFacts) -> LoadedDrafter:
         return LoadedDrafter(folder, layout, _eagle_sizes(load_eagle(folder, target)))
     if layout.method == "medusa":
         return LoadedDrafter(folder, layout, _medusa_sizes(load_medusa(folder, target)))
-    if layout is Layout.CAUSAL_LM:
-        facts = read_target_facts(folder)
-        trimmed = load_draft_vocabulary(folder, target.vocab_size) is not None
-        ids = f"{facts.vocab_size} of {target.vocab_size} ids" if trimmed else f"{facts.vocab_size} ids"
-        sizes = f"{facts.num_layers} layers of {facts.hidden_size}, {ids}"
-        return LoadedDrafter(folder, layout, sizes)
-    raise InvalidArgument(
-        f"{folder} is a {layout.value}: it changes the target and is checked when a verifier loads both",
-        field="drafter",
-    )
+    if layout is Layout.LAYERSKIP_ADAPTER:
+        return LoadedDrafter(folder, layout, _layerskip_sizes(load_layerskip(folder, target), target))
+    facts = read_target_facts(folder)
+    trimmed = load_draft_vocabulary(folder, target.vocab_size) is not None
+    ids = f"{facts.vocab_size} of {target.vocab_size} ids" if trimmed else f"{facts.vocab_size} ids"
+    return LoadedDrafter(folder, layout, f"{facts.num_layers} layers of {facts.hidden_size}, {ids}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +80,7 @@ def build_pair(
 
     Args:
         drafter: as it was read.
-        target: folder of the target.
+        target: folder of the target; a LayerSkip adapter is added to it and is then a part of it.
         tokenizer: the target's.
         device: where both run.
         num_draft_tokens: drafts per block.
@@ -91,6 +88,8 @@ def build_pair(
     Raises:
         PacelineError: one of them cannot be loaded, or they do not fit together.
     """
+    if drafter.layout is Layout.LAYERSKIP_ADAPTER:
+        target = with_adapter(target, drafter.folder)
     plan = _plan(drafter, target, device, num_draft_tokens)
     runner = load_runner(target, device=device, options=RunnerOptions(kv_bytes=KV_BYTES, taps=plan.taps))
     recorder = DepthRecorder(plan.build(runner, tokenizer))
@@ -118,7 +117,8 @@ def _plan(drafter: LoadedDrafter, target: Path, device: str, num_draft_tokens: i
     return plan_self_drafter(
         SelfDraftSettings(
             method=drafter.layout.method,
-            model=str(drafter.folder),
+            # The target drafts by itself where the drafter is its adapter.
+            model="" if drafter.layout is Layout.LAYERSKIP_ADAPTER else str(drafter.folder),
             kv_bytes=KV_BYTES,
             eagle_topk=1,
             num_draft_tokens=num_draft_tokens,
@@ -147,3 +147,10 @@ def _medusa_sizes(head: MedusaCheckpoint) -> str:
     own = "the target's head" if config.shared_head else f"heads of {config.vocab_size} ids"
     layers = f"{config.num_layers} residual layer{'s' if config.num_layers > 1 else ''}"
     return f"{config.num_heads} heads, {layers} of {config.hidden_size} each, {own}, {head.num_bytes / 1e6:.1f} MB"
+
+
+def _layerskip_sizes(checkpoint: LayerSkipCheckpoint, target: TargetFacts) -> str:
+    layers = f"the first {checkpoint.exit_layer} of {target.num_layers} layers"
+    pairs = checkpoint.adapter.pairs.values() if checkpoint.adapter else ()
+    ranks = sorted({len(pair.down) for pair in pairs})
+    return f"{layers}, LoRA of rank {', '.join(map(str, ranks))} on {len(pairs)} weights"

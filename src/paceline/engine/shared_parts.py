@@ -16,8 +16,8 @@ from transformers import AutoConfig, PreTrainedConfig
 from paceline.adapted_model import ADAPTER_FOLDER, is_adapter
 from paceline.checkpoint_files.lora import load_lora
 from paceline.engine.loader import ModelDtype
-from paceline.engine.native.decoder import Norm
 from paceline.engine.native.family import KNOWN_MODELS
+from paceline.engine.native.norms import Norm
 from paceline.engine.native.tables import PlainTable, TiedTable
 from paceline.engine.native.weights import MakeWeight, PlainWeight, Weight
 from paceline.engine.packing import PackedWeight, least_rows, packing_obstacle

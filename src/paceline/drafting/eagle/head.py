@@ -23,7 +23,8 @@ from dataclasses import dataclass
 import torch
 
 from paceline.engine.attention import PagedAttention
-from paceline.engine.native.decoder import LayerShape, Norm, Rotary
+from paceline.engine.native.decoder import LayerShape, Rotary
+from paceline.engine.native.norms import Norm
 from paceline.engine.native.weights import Weight
 
 Rows = Callable[[torch.Tensor], torch.Tensor]

@@ -16,7 +16,8 @@ from paceline.drafting.checkpoints.eagle import EagleCheckpoint, EagleConfig
 from paceline.drafting.checkpoints.vocabulary_map import target_ids_of
 from paceline.drafting.eagle.head import EagleHead, Layer, Rows
 from paceline.drafting.head_products import make_product
-from paceline.engine.native.decoder import LayerShape, Norm, Rotary
+from paceline.engine.native.decoder import LayerShape, Rotary
+from paceline.engine.native.norms import Norm
 from paceline.engine.native.weights import Weight
 from paceline.engine.shared_parts import SharedParts
 from paceline.errors import ConfigurationError

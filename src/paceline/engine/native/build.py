@@ -10,8 +10,9 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaRMSNorm
 
-from paceline.engine.native.decoder import Decoder, DecoderLayer, HeadNorm, LayerShape, Norm
+from paceline.engine.native.decoder import Decoder, DecoderLayer, LayerShape
 from paceline.engine.native.family import as_llama, decoder_layers, layer_windows
+from paceline.engine.native.norms import Norm
 from paceline.engine.native.tables import Embedding, PlainTable, TiedTable
 from paceline.engine.native.weights import MakeWeight, PlainWeight, Weight, take_linears, take_tensor
 from paceline.engine.packing import PackedWeight, PackingReport, least_rows, packing_obstacle
@@ -131,13 +132,13 @@ def _take_norm(norm: LlamaRMSNorm) -> Norm:
     return Norm(take_tensor(norm, "weight").clone(), norm.variance_epsilon)
 
 
-def _take_head_norm(attention: LlamaAttention, shape: LayerShape) -> HeadNorm | None:
+def _take_head_norm(attention: LlamaAttention, shape: LayerShape) -> Norm | None:
     if not hasattr(attention, "q_norm"):
         return None
     of_queries, of_keys = (cast("LlamaRMSNorm", norm) for norm in (attention.q_norm, attention.k_norm))
     queries = take_tensor(of_queries, "weight").expand(shape.num_heads, -1)
     keys = take_tensor(of_keys, "weight").expand(shape.num_kv_heads, -1)
-    return HeadNorm(torch.cat([queries, keys]), of_queries.variance_epsilon)
+    return Norm(torch.cat([queries, keys]), of_queries.variance_epsilon)
 
 
 def _take_tables(model: PreTrainedModel, make: MakeWeight) -> tuple[Embedding, Weight]:

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from paceline.engine.attention import PagedAttention
 from paceline.engine.features import FeaturePlane
+from paceline.engine.native.norms import Norm
 from paceline.engine.native.tables import Embedding
 from paceline.engine.native.weights import Weight
 from paceline.engine.pass_plan import PassPlan
@@ -44,40 +45,6 @@ class LayerShape:
     num_kv_heads: int
     head_dim: int
     scaling: float
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """Root mean square normalisation of rows.
-
-    Attributes:
-        weight: # [hidden_size]
-        epsilon: added to the mean square.
-    """
-
-    weight: torch.Tensor
-    epsilon: float
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:  # [num_rows, hidden_size]
-        """The rows, normalised."""
-        return functional.rms_norm(rows, self.weight.shape, self.weight, self.epsilon)
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorm:
-    """Root mean square normalisation of every query and key head.
-
-    Attributes:
-        weight: of each head # [num_heads + num_kv_heads, head_dim]
-        epsilon: added to the mean square.
-    """
-
-    weight: torch.Tensor
-    epsilon: float
-
-    def __call__(self, heads: torch.Tensor) -> torch.Tensor:  # [num_tokens, num_heads + num_kv_heads, head_dim]
-        """The heads, normalised."""
-        return functional.rms_norm(heads, heads.shape[-1:], None, self.epsilon).mul_(self.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +92,7 @@ class DecoderLayer:
     window: int | None
     attention_norm: Norm
     feed_forward_norm: Norm
-    head_norm: HeadNorm | None
+    head_norm: Norm | None
     qkv: Weight
     output: Weight
     gate_up: Weight

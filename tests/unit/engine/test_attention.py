@@ -92,17 +92,17 @@ class World:
         """Row by row: a token sees older rows, its own chain up to itself, and of the tree its ancestors."""
         first, num_chain = part.kv.num_rows, len(part.tokens)
         root = first + num_chain - 1
-        position = [*range(root), *(root + depth for depth in part.tree.depths)]
+        position = torch.tensor([*range(root), *(root + depth for depth in part.tree.depths)])
         visible = torch.zeros(part.num_tokens, num_rows, dtype=torch.bool)
         for new in range(part.num_tokens):
-            seen = list(range(first + min(new, num_chain - 1) + 1))
+            visible[new, : first + min(new, num_chain - 1) + 1] = True
             node = new - num_chain + 1
             while node > 0:
-                seen.append(root + node)
+                visible[new, root + node] = True
                 node = part.tree.parents[node - 1]
-            for row in seen:
-                visible[new, row] = window is None or position[first + new] - position[row] < window
-        return visible
+        if window is None:
+            return visible
+        return visible & (position[first:, None] - position < window)
 
 
 def random_parts(world: World, *, scattered: bool) -> list[SequencePass]:

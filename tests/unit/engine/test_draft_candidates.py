@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -33,8 +34,9 @@ def by_definition(logits: torch.Tensor, row: DraftRow, num: int, ids: torch.Tens
     if shaping is not None:
         scores = shaping.kept(processed).double() + gumbel(noise_keys([row.sampling.seed], [position]), every_id)
     allowed = every_id.tolist() if ids is None else ids.tolist()
-    ranked = sorted(allowed, key=lambda token: (-float(scores[0, token]), token))
-    return [token for token in ranked if scores[0, token] > -torch.inf][:num]
+    (values,) = scores.tolist()
+    ranked = sorted(allowed, key=lambda token: (-values[token], token))
+    return [token for token in ranked if values[token] > -math.inf][:num]
 
 
 def tokens_of(candidates: tuple[DraftChoice, ...]) -> list[int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -88,16 +89,21 @@ class Pair:
         return self.runner.forward(passes)
 
 
-def pair(folder: Path, architecture: Architecture = SERVED["llama"], taps: FeatureTaps | None = None) -> Pair:
-    write_model(folder, architecture, seed=5)
+def pair(folder: Path, taps: FeatureTaps | None = None) -> Pair:
     stock = cast("LlamaForCausalLM", AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager"))
     runner = NativeRunner(load_model(folder), RunnerOptions(kv_bytes=1 << 20, page_tokens=PAGE_TOKENS, taps=taps))
     return Pair(runner, stock)
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return pair(tmp_path_factory.mktemp("llama"))
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folder of a model of SHAPES."""
+    return functools.cache(lambda name: write_model(tmp_path_factory.mktemp(name), SHAPES[name], seed=5))
+
+
+@pytest.fixture(scope="module")
+def llama(written: Callable[[str], Path]) -> Pair:
+    return pair(written("llama"))
 
 
 @dataclass
@@ -135,8 +141,10 @@ def assert_equal(logits: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("exit_layer", [1, 2])
 @pytest.mark.parametrize("name", SHAPES)
-def test_drafting_and_judging_give_the_logits_of_fresh_forwards(name: str, exit_layer: int, tmp_path: Path) -> None:
-    both = pair(tmp_path, SHAPES[name])
+def test_drafting_and_judging_give_the_logits_of_fresh_forwards(
+    name: str, exit_layer: int, written: Callable[[str], Path]
+) -> None:
+    both = pair(written(name))
     kv, other = both.runner.new_sequence(), both.runner.new_sequence()
     both.fill(kv, TEXT[:13])
     both.fill(other, OTHER[:7])
@@ -264,8 +272,8 @@ def test_rows_of_another_exit_are_not_gone_on_from(llama: Pair, counted: list[Co
 
 
 @pytest.mark.parametrize("taps", [FeatureTaps(), FeatureTaps(layers=(2, 3)), FeatureTaps(layers=(1, 2))])
-def test_features_of_drafted_rows_are_kept(taps: FeatureTaps, tmp_path: Path) -> None:
-    both = pair(tmp_path, taps=taps)
+def test_features_of_drafted_rows_are_kept(taps: FeatureTaps, written: Callable[[str], Path]) -> None:
+    both = pair(written("llama"), taps)
     drafted, plain = both.runner.new_sequence(), both.runner.new_sequence()
     for kv in (drafted, plain):
         both.fill(kv, TEXT[:9])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from paceline.engine.features import FeatureTaps
 from paceline.engine.kv.pool import SequenceKV
@@ -28,6 +28,7 @@ from paceline.messages import Verified
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
 from tests.fakes.tiny_models import SERVED, VOCAB_SIZE, Architecture, write_model
 from tests.unit.engine.rounds import Owner, run
+from tests.unit.engine.stock import stock_model
 
 KINDS: dict[str, Callable[[LoadedModel, RunnerOptions], LoadedRunner]] = {
     "native": NativeRunner,
@@ -49,11 +50,6 @@ PROJECTED = FeatureTaps(layers=(2, 1), project=halves, width=HIDDEN_SIZE)
 
 def make(kind: str, folder: Path, taps: FeatureTaps | None, kv_bytes: int = 1 << 20) -> LoadedRunner:
     return KINDS[kind](load_model(folder), RunnerOptions(kv_bytes=kv_bytes, page_tokens=4, taps=taps))
-
-
-def stock_model(folder: Path) -> LlamaForCausalLM:
-    """Of any architecture; typed as one of them, because the auto class has no type."""
-    return cast("LlamaForCausalLM", AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
 
 
 @torch.inference_mode()
@@ -128,8 +124,8 @@ def test_rows_of_chunks_trees_rollbacks_and_forks_are_those_of_a_fresh_forward(
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_every_architecture_s_hidden_states_are_found(name: str, tmp_path: Path) -> None:
-    folder = write_model(tmp_path, SERVED[name])
+def test_every_architecture_s_hidden_states_are_found(name: str, model_folder: Callable[..., Path]) -> None:
+    folder = model_folder(name)
     for taps in (FINAL, INNER):
         runner = make("transformers", folder, taps)
         kv = runner.new_sequence()

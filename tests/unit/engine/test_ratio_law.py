@@ -20,9 +20,9 @@ from paceline.engine.processors import Shaping
 from paceline.engine.sampling import DraftRow, JudgeRequest, Verdict, judge
 from paceline.messages import AcceptanceRule, DraftProbs, SamplingParams
 from paceline.speculation.acceptance import ratio
-from paceline.speculation.noise import NoiseStream, keyed_argmax, keyed_argmax_of, noise_keys, uniform
+from paceline.speculation.noise import NoiseStream, keyed_argmax, keyed_argmax_of, uniform
 from paceline.speculation.tree import DraftTree
-from tests.unit.speculation.law import P_VALUE, Tokens, ToyModel, fit_p_value, total_variation
+from tests.unit.speculation.law import P_VALUE, Tokens, ToyModel, fit_p_value, many_keys, total_variation
 
 DRAWS = 20_000
 PLAIN = SamplingParams()
@@ -32,7 +32,7 @@ NEVER = -1e4
 
 @functools.cache
 def all_keys(position: int, stream: NoiseStream) -> torch.Tensor:
-    return noise_keys(range(DRAWS), [position] * DRAWS, stream=stream)
+    return many_keys(DRAWS, position, stream)
 
 
 class Masked(ToyModel):

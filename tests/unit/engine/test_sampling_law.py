@@ -20,9 +20,9 @@ from paceline.engine.processors import Shaping
 from paceline.engine.sampling import JudgeRequest, Verdict, judge, node_paths
 from paceline.messages import SamplingParams
 from paceline.speculation.acceptance import match
-from paceline.speculation.noise import NoiseStream, keyed_argmax, noise_keys
+from paceline.speculation.noise import NoiseStream, keyed_argmax
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
-from tests.unit.speculation.law import P_VALUE, Tokens, ToyModel, fit_outcomes, fit_p_value, total_variation
+from tests.unit.speculation.law import P_VALUE, Tokens, ToyModel, fit_outcomes, fit_p_value, many_keys, total_variation
 
 DRAWS = 100_000
 LENGTH = 3
@@ -30,7 +30,7 @@ LENGTH = 3
 
 @lru_cache(maxsize=16)
 def keys_of(first_seed: int, draws: int, position: int) -> torch.Tensor:
-    return noise_keys(range(first_seed, first_seed + draws), [position] * draws)
+    return many_keys(draws, position, first_seed=first_seed)
 
 
 class ManySessions:
@@ -203,7 +203,7 @@ class TestBiasedVariants:
         """Siblings compared one after another, each with a new draw of the target: they come out too often."""
         logits = self.TARGET.logits(()).expand(DRAWS, -1)
         draws = [
-            keyed_argmax(logits, noise_keys(range(DRAWS), [0] * DRAWS, stream=stream))
+            keyed_argmax(logits, many_keys(DRAWS, 0, stream))
             for stream in (NoiseStream.SAMPLE, NoiseStream.RATIO_DRAFT, NoiseStream.RATIO_ACCEPT)
         ]
         tokens = draws[-1]
@@ -213,8 +213,9 @@ class TestBiasedVariants:
         assert fit_p_value(counts, self.LAW) < 1e-9
         assert total_variation(counts, self.LAW) > 0.05
 
-        right = [match(DraftTree((0, 1, 2), (0, 0, 0)), [d, 0, 0, 0].__getitem__).tokens[0] for d in draws[0].tolist()]
-        assert fit_p_value(torch.bincount(torch.tensor(right), minlength=4).tolist(), self.LAW) > P_VALUE
+        tree = DraftTree((0, 1, 2), (0, 0, 0))
+        right = torch.tensor([match(tree, [draw, 0, 0, 0].__getitem__).tokens[0] for draw in range(4)])[draws[0]]
+        assert fit_p_value(torch.bincount(right, minlength=4).tolist(), self.LAW) > P_VALUE
 
     def test_keeping_drafts_that_the_target_finds_likely(self) -> None:
         """Typical acceptance: a draft stays because it is likely enough, not because the target chose it."""
@@ -240,7 +241,8 @@ def test_half_and_half_over_siblings() -> None:
     logits = torch.zeros(7, 6)
     logits[0] = torch.tensor([0.0, -1e4, -1e4, -1e4, 0.0, -1e4])
     draws = keyed_argmax(logits[:1].expand(DRAWS, -1), keys_of(0, DRAWS, 5)).tolist()
-    counts = Counter(match(tree, [draw, *[f] * 6].__getitem__).tokens[0] for draw in draws)
+    first = {draw: match(tree, [draw, *[f] * 6].__getitem__).tokens[0] for draw in set(draws)}
+    counts = Counter(first[draw] for draw in draws)
     assert set(counts) == {a, e}
     assert fit_p_value([counts[a], counts[e]], [0.5, 0.5]) > P_VALUE
     for seed in range(200):

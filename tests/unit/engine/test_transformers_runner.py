@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from paceline.engine.kv.pool import SequenceKV
 from paceline.engine.load_runner import LoadedRunner
@@ -25,6 +24,7 @@ from paceline.messages import SamplingParams
 from paceline.speculation.tree import DraftTree
 from tests.fakes.tiny_models import REFUSED, SERVED, VOCAB_SIZE, WINDOW, Architecture, write_model
 from tests.unit.engine.rounds import GREEDY, Owner
+from tests.unit.engine.stock import stock_greedy, stock_model
 
 PROMPT = tuple((7 * index + 3) % VOCAB_SIZE for index in range(WINDOW + 5))
 NUM_TOKENS = 24
@@ -43,25 +43,11 @@ def make(kind: str, folder: Path) -> LoadedRunner:
     return (NativeRunner if kind == "native" else TransformersRunner)(load_model(folder), SMALL_POOL)
 
 
-def stock_model(folder: Path) -> LlamaForCausalLM:
-    """Of any architecture; typed as one of them, because the auto class has no type."""
-    return cast("LlamaForCausalLM", AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
-
-
 @torch.inference_mode()
 def fresh_logits(model: LlamaForCausalLM, tokens: Sequence[int]) -> torch.Tensor:
     """Logits after every token, without any cache # [len(tokens), vocab_size]."""
     logits: torch.Tensor = model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0]
     return logits.float()
-
-
-def stock_greedy(model: LlamaForCausalLM, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """What `transformers.generate` says."""
-    # The end of sequence is not to end it: the comparison wants every token.
-    ids = torch.tensor([list(prompt)])
-    model.generation_config.eos_token_id = None
-    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, do_sample=False)
-    return [int(token) for token in output[0, len(prompt) :]]
 
 
 def branching(truth: Sequence[int]) -> LocalRequest:
@@ -78,9 +64,11 @@ def branching(truth: Sequence[int]) -> LocalRequest:
 @pytest.mark.parametrize(
     ("kind", "name"), [*(("transformers", name) for name in SERVED), *(("native", name) for name in NATIVE)]
 )
-def test_decoding_plainly_and_with_trees_equals_transformers_generate(kind: str, name: str, tmp_path: Path) -> None:
-    folder = write_model(tmp_path, SERVED[name])
-    expected = stock_greedy(stock_model(folder), PROMPT, NUM_TOKENS)
+def test_decoding_plainly_and_with_trees_equals_transformers_generate(
+    kind: str, name: str, model_folder: Callable[..., Path]
+) -> None:
+    folder = model_folder(name)
+    expected = list(stock_greedy(folder, PROMPT, NUM_TOKENS))
     engine = TargetEngine(make(kind, folder))
     plain = generate(engine, [LocalRequest(PROMPT, GREEDY, NUM_TOKENS)])[0]
     assert plain.tokens == expected
@@ -121,11 +109,11 @@ def session(runner: LoadedRunner) -> Iterator[SequenceKV]:
 )
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_cached_logits_equal_a_fresh_forward_after_every_round(
-    kind: str, name: str, shape: str, tmp_path: Path
+    kind: str, name: str, shape: str, model_folder: Callable[..., Path]
 ) -> None:
-    folder = write_model(tmp_path, SERVED[name], seed=1)
+    folder = model_folder(name, seed=1)
     stock, runner = stock_model(folder), make(kind, folder)
-    truth = [*PROMPT, *stock_greedy(stock, PROMPT, 40)]
+    truth = [*PROMPT, *stock_greedy(folder, PROMPT, 40)]
     owner = Owner(TargetEngine(runner), PROMPT)
     kv = owner.engine._sessions[owner.name].kv
     owner.verify()
@@ -144,8 +132,8 @@ def test_cached_logits_equal_a_fresh_forward_after_every_round(
         torch.testing.assert_close(cached, fresh, rtol=1e-4, atol=1e-4)
 
 
-def test_logits_are_those_of_each_node_s_own_path(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, SERVED["llama"])
+def test_logits_are_those_of_each_node_s_own_path(model_folder: Callable[..., Path]) -> None:
+    folder = model_folder("llama")
     stock, runner = stock_model(folder), make_runner(folder)
     tree = DraftTree((5, 6, 7, 8, 9), (0, 0, 1, 2, 2))
     with session(runner) as kv, session(runner) as other:
@@ -161,8 +149,8 @@ def test_logits_are_those_of_each_node_s_own_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["native", "transformers"])
-def test_scattered_pages_give_the_same_logits(kind: str, tmp_path: Path) -> None:
-    runner = make(kind, write_model(tmp_path, SERVED["llama"]))
+def test_scattered_pages_give_the_same_logits(kind: str, model_folder: Callable[..., Path]) -> None:
+    runner = make(kind, model_folder("llama"))
     with session(runner) as neat, session(runner) as scattered:
         neat.reserve(len(PROMPT))
         expected = runner.forward([SequencePass(neat, PROMPT, num_logits=4)])[0]
@@ -171,8 +159,8 @@ def test_scattered_pages_give_the_same_logits(kind: str, tmp_path: Path) -> None
         assert torch.equal(runner.forward([SequencePass(scattered, PROMPT, num_logits=4)])[0], expected)
 
 
-def test_a_pass_without_wanted_logits_only_fills_rows(tmp_path: Path) -> None:
-    runner = make_runner(write_model(tmp_path, SERVED["llama"]))
+def test_a_pass_without_wanted_logits_only_fills_rows(model_folder: Callable[..., Path]) -> None:
+    runner = make_runner(model_folder("llama"))
     with session(runner) as kv:
         kv.reserve(4)
         (logits,) = runner.forward([SequencePass(kv, PROMPT[:4])])
@@ -182,8 +170,8 @@ def test_a_pass_without_wanted_logits_only_fills_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_drafter_that_is_the_target_is_accepted_whole(temperature: float, tmp_path: Path) -> None:
-    engine = TargetEngine(make_runner(write_model(tmp_path, SERVED["qwen3"])))
+def test_a_drafter_that_is_the_target_is_accepted_whole(temperature: float, model_folder: Callable[..., Path]) -> None:
+    engine = TargetEngine(make_runner(model_folder("qwen3")))
     sampling = SamplingParams(temperature=temperature, seed=4)
     plain = generate(engine, [LocalRequest(PROMPT, sampling, NUM_TOKENS)])[0]
     truth = [*PROMPT, *plain.tokens]
@@ -196,30 +184,30 @@ def test_a_drafter_that_is_the_target_is_accepted_whole(temperature: float, tmp_
 
 
 @pytest.mark.parametrize("kind", ["native", "transformers"])
-def test_key_value_bytes_per_token_are_exact(kind: str, tmp_path: Path) -> None:
-    runner = make(kind, write_model(tmp_path, SERVED["llama"]))
+def test_key_value_bytes_per_token_are_exact(kind: str, model_folder: Callable[..., Path]) -> None:
+    runner = make(kind, model_folder("llama"))
     # layers x (keys and values) x key/value heads x head size x bytes
     assert runner.info.kv_bytes_per_token == 3 * 2 * 2 * 8 * 4
     assert runner.info.kv_bytes <= 1 << 20
     assert runner.info.vocab_size == VOCAB_SIZE
 
 
-def test_the_context_is_the_least_of_model_pool_and_option(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, SERVED["llama"])
+def test_the_context_is_the_least_of_model_pool_and_option(model_folder: Callable[..., Path]) -> None:
+    folder = model_folder("llama")
     assert make_runner(folder).info.max_model_len == 256
     assert make_runner(folder, RunnerOptions(kv_bytes=1 << 20, max_model_len=100)).info.max_model_len == 100
     assert make_runner(folder, RunnerOptions(kv_bytes=384 * 160)).info.max_model_len == 160
 
 
-def test_a_pool_too_small_to_serve_is_refused_with_the_least_budget(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, SERVED["llama"])
+def test_a_pool_too_small_to_serve_is_refused_with_the_least_budget(model_folder: Callable[..., Path]) -> None:
+    folder = model_folder("llama")
     with pytest.raises(ConfigurationError, match=rf"at least {128 * 384} bytes") as caught:
         make_runner(folder, RunnerOptions(kv_bytes=384 * 64))
     assert caught.value.field == "kv_bytes"
 
 
-def test_unpacked_weights_give_the_same_tokens(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, SERVED["llama_tied_bias"])
+def test_unpacked_weights_give_the_same_tokens(model_folder: Callable[..., Path]) -> None:
+    folder = model_folder("llama_tied_bias")
     packed = make_runner(folder)
     plain = make_runner(folder, RunnerOptions(kv_bytes=1 << 20, pack=False))
     assert packed.packing.num_packed == 22

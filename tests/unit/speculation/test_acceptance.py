@@ -13,9 +13,9 @@ from paceline.errors import InvalidArgument, ModelError
 from paceline.generation import token_origins
 from paceline.messages import DraftProbs, SamplingParams, TokenOrigin
 from paceline.speculation.acceptance import RatioVerdicts, Walk, check_draft_probs, match, ratio
-from paceline.speculation.noise import NoiseStream, keyed_argmax, noise_keys, uniform
+from paceline.speculation.noise import NoiseStream, keyed_argmax, uniform
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
-from tests.unit.speculation.law import P_VALUE, Tokens, ToyModel, fit_p_value, total_variation
+from tests.unit.speculation.law import P_VALUE, Tokens, ToyModel, fit_p_value, many_keys, total_variation
 
 A, B, C, D, E, F, X = range(1, 8)
 DRAWS = 60_000
@@ -121,7 +121,7 @@ def one_hot(tokens: torch.Tensor, vocab_size: int) -> torch.Tensor:
 
 @functools.lru_cache
 def keys_of_all(draws: int, position: int, stream: NoiseStream) -> torch.Tensor:
-    return noise_keys(range(draws), [position] * draws, stream=stream)
+    return many_keys(draws, position, stream)
 
 
 class ChainLaw:

@@ -16,7 +16,7 @@ from paceline.speculation.noise import (
     noise_keys,
     uniform,
 )
-from tests.unit.speculation.law import P_VALUE, fit_p_value, ks_p_value, pair_p_value, uniform_p_value
+from tests.unit.speculation.law import P_VALUE, fit_p_value, ks_p_value, many_keys, pair_p_value, uniform_p_value
 
 
 class TestKnownAnswers:
@@ -89,6 +89,13 @@ class TestKeys:
         assert noise_keys([3, -9], [4, 5]).tolist() == [noise_key(3, 4), noise_key(-9, 5)]
         stream = NoiseStream.RATIO_DRAFT
         assert noise_keys([3], [4], stream=stream).tolist() == [noise_key(3, 4, stream)]
+
+    @pytest.mark.parametrize("stream", NoiseStream)
+    def test_the_keys_that_statistics_are_made_with_are_these(self, stream: NoiseStream) -> None:
+        for first_seed, position in ((-500, 0), (0, 7), (10_000_000, 2**40), (2**63 - 1001, 3)):
+            seeds = range(first_seed, first_seed + 1000)
+            expected = noise_keys(seeds, [position] * 1000, stream=stream)
+            assert torch.equal(many_keys(1000, position, stream, first_seed), expected)
 
     def test_lengths_must_agree(self) -> None:
         with pytest.raises(ValueError, match="argument 2 is shorter"):
@@ -233,6 +240,6 @@ class TestKeyedArgmax:
     def test_law(self) -> None:
         draws = 100_000
         probs = torch.tensor([0.5, 0.2, 0.1, 0.1, 0.05, 0.03, 0.01, 0.006, 0.004])
-        chosen = keyed_argmax(probs.log().repeat(draws, 1), noise_keys(range(draws), [77] * draws))
+        chosen = keyed_argmax(probs.log().repeat(draws, 1), many_keys(draws, 77))
         counts = torch.bincount(chosen, minlength=9).tolist()
         assert fit_p_value(counts, probs.tolist()) > P_VALUE

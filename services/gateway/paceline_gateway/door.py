@@ -228,6 +228,7 @@ class Door:
             method=options.method,
             draft_ahead=self._settings.draft_ahead,
             fetch_features=self._settings.fetch_features,
+            prompt_features=self._services.drafters.snapshot.build_on_prompts(options.method),
             epoch=epoch,
             tenant=caller.tenant,
             request_id=caller.request_id,

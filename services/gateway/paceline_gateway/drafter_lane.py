@@ -80,9 +80,12 @@ class DrafterLane:
 
         As long as no drafter is there, those of the prompt may turn out to be needed.
         """
+        base_len = len(self._log)
         if self.live:
-            return self.features.wanted_from if self.needs_features else None
-        return 0 if len(self._log) == len(self._plan.prompt) else None
+            return self.features.wanted_from(base_len) if self.needs_features else None
+        if base_len > len(self._plan.prompt):
+            return None
+        return 0 if self._plan.prompt_features else base_len - 1
 
     def depth_limit(self) -> int:
         """Most tokens that the drafter can propose after the committed ones and the tail: what its context leaves."""

@@ -54,8 +54,17 @@ class FeatureBook:
         self._num_failed = 0
 
     @property
-    def wanted_from(self) -> int:
-        """The first row that is neither at the drafter nor here, nor on its way."""
+    def only_last(self) -> bool:
+        """Whether the drafter reads the newest row alone."""
+        return self._format is not None and self._format.only_last
+
+    def wanted_from(self, base_len: int) -> int:
+        """The first row to come with a verdict on what follows so many tokens.
+
+        It is neither at the drafter nor here, nor on its way. To one that needs the newest alone no older row is sent.
+        """
+        if self.only_last:
+            return base_len - 1
         if self._pending is not None:
             return self._pending.end
         return max(self.have_len, self.fetching.stop if self.fetching is not None else 0)
@@ -67,7 +76,7 @@ class FeatureBook:
         """
         if features is not None and features.end != num_rows:
             features = None
-        pending = self._pending
+        pending = None if self.only_last else self._pending
         if features is None or pending is None or not pending.first_row <= features.first_row <= pending.end:
             self._pending = features
         elif (pending.width, pending.dtype) == (features.width, features.dtype):
@@ -87,7 +96,7 @@ class FeatureBook:
         """
         end = base_len - 1
         first_here = end if self._pending is None else self._pending.first_row
-        if self._format is not None and self._format.only_last:
+        if self.only_last:
             return None if first_here < end or self.have_len >= end else range(end - 1, end)
         return range(self.have_len, end) if self.have_len < first_here else None
 
@@ -110,7 +119,7 @@ class FeatureBook:
     def take(self, base_len: int) -> Features | None:
         """What goes with a draft after so many tokens: rows that the drafter may lack."""
         pending, self._pending = self._pending, None
-        first_row = base_len - 2 if self._format is not None and self._format.only_last else self.have_len
+        first_row = base_len - 2 if self.only_last else self.have_len
         self.have_len = base_len - 1
         if pending is None or pending.end <= first_row:
             return None

@@ -29,6 +29,7 @@ class GenerationPlan:
         method: the only method to draft by; empty for whatever the drafter does.
         draft_ahead: draft the next block while one is being verified.
         fetch_features: bring a drafter that builds on the target's features those that it lacks.
+        prompt_features: a drafter may build on the target's features of the whole prompt, and not of its end alone.
         epoch: fencing number of this owner.
         tenant: owner of the session; empty without API keys.
         request_id: name of the request in logs.
@@ -47,6 +48,7 @@ class GenerationPlan:
     method: str = ""
     draft_ahead: bool = True
     fetch_features: bool = True
+    prompt_features: bool = True
     epoch: int = EPOCH_OF_A_NEW_SESSION
     tenant: str = ""
     request_id: str = ""

@@ -84,6 +84,11 @@ class PoolSnapshot:
             for replica in self.ready
         )
 
+    def build_on_prompts(self, method: str) -> bool:
+        """Of drafters: whether one, by the method if one is named, may need the target's features of whole prompts."""
+        wanted = [replica.info.features for replica in self.ready if replica.drafts_by(method)]
+        return not wanted or any(features is not None and not features.only_last for features in wanted)
+
     def draft_themselves(self, method: str) -> bool:
         """Of verifiers: whether a ready one drafts by itself, by the method if one is named."""
         return any(replica.drafts_by(method) for replica in self.ready)

@@ -221,6 +221,7 @@ class Simulation:
         self_draft: Script | None = None,
         method: str = "",
         fetch_features: bool = True,
+        prompt_features: bool = True,
     ) -> None:
         tokenizer = _letters(folder)
         plan = GenerationPlan(
@@ -236,6 +237,7 @@ class Simulation:
             stop=stop,
             method=method,
             fetch_features=fetch_features,
+            prompt_features=prompt_features,
         )
         end = EndSettings(max_tokens, frozenset({EOS}), stop=stop)
         self.now = 0.0

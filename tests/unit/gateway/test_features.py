@@ -249,10 +249,10 @@ def book_of(*arrived: Features) -> FeatureBook:
 
 def test_rows_of_several_verdicts_go_with_one_draft() -> None:
     book = book_of(features(0, 3), features(3, 2), features(4, 2))
-    assert book.wanted_from == 6
+    assert book.wanted_from(7) == 6
     assert book.lacking(7) is None
     assert book.take(7) == features(0, 6)
-    assert (book.have_len, book.wanted_from, book.take(7)) == (6, 6, None)
+    assert (book.have_len, book.wanted_from(7), book.take(7)) == (6, 6, None)
 
 
 def test_a_verdict_without_rows_makes_those_before_it_useless() -> None:
@@ -316,9 +316,9 @@ def test_a_drafter_that_has_just_come_has_no_rows_and_waits_for_none_that_anothe
     book = book_of(features(0, 6))
     book.take(7)
     book.fetching = range(6, 9)
-    assert book.wanted_from == 9
+    assert book.wanted_from(7) == 9
     book.attached(FORM)
-    assert book.wanted_from == 0, "nothing is there or on its way"
+    assert book.wanted_from(7) == 0, "nothing is there or on its way"
     assert book.lacking(7) == range(6)
 
 

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from paceline import __version__
+from paceline.cli import option_types as opt
 from paceline.cli.bench import bench_app
 from paceline.cli.console import (
     errors_as_json,
@@ -24,7 +25,6 @@ from paceline.cli.train import train_app
 from paceline.errors import PacelineError
 from paceline.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, exit_code
 from paceline.messages import AcceptanceRule
-from paceline.method_names import METHOD_NAMES
 
 
 class ErrorsInOneLine(TyperGroup):
@@ -55,47 +55,6 @@ app = typer.Typer(
 app.add_typer(train_app)
 app.add_typer(bench_app)
 
-Model = Annotated[str, typer.Option(help="Target: a hub id, a folder, a .gguf file or the built-in name.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway's gRPC; 0 takes a free one.")]
-HttpPort = Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway's HTTP; 0 takes a free one.")]
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on standard output.")]
-JsonOrError = Annotated[
-    bool, typer.Option("--json", help="One JSON object on standard output; an error is one too, under `error`.")
-]
-Address = Annotated[str, typer.Option(help="The gateway's address, host:port.")]
-ApiKey = Annotated[
-    str,
-    typer.Option(
-        envvar="PACELINE_API_KEY",
-        show_default=False,
-        help="API key to show to the gateway; better in the environment, where no list of processes has it.",
-    ),
-]
-Tls = Annotated[bool, typer.Option("--tls", help="Speak TLS to the gateway.")]
-TlsCaFile = Annotated[Path | None, typer.Option(help="PEM authorities to trust; default: the system's.")]
-TlsCertFile = Annotated[Path | None, typer.Option(help="PEM certificate chain to show (mutual TLS).")]
-TlsKeyFile = Annotated[Path | None, typer.Option(help="PEM private key of --tls-cert-file.")]
-Method = Annotated[
-    str, typer.Option(help="Draft by this method only, such as ngram or eagle3; default: whatever the fleet does.")
-]
-MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate.")]
-Temperature = Annotated[float, typer.Option(help="0 takes the best token each time.")]
-TopP = Annotated[float, typer.Option(help="Sample from the smallest set of tokens with this probability.")]
-TopK = Annotated[int, typer.Option(help="Sample from this many best tokens; 0: all.")]
-MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the best one's probability.")]
-Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text; default: drawn.")]
-Stop = Annotated[list[str] | None, typer.Option(help="String that ends the text; may be given again.")]
-BlockSize = Annotated[int | None, typer.Option(help="Draft tokens per block; 0: none; default: the gateway's.")]
-Rule = Annotated[
-    AcceptanceRule,
-    typer.Option(
-        "--acceptance-rule",
-        help="How drafts are judged; match: the tokens of plain decoding; ratio: its distribution only.",
-    ),
-]
-NoSpeculation = Annotated[bool, typer.Option("--no-speculation", help="Plain decoding through the same services.")]
-Plain = Annotated[bool, typer.Option("--no-colour", "--no-color", help="Do not colour tokens by their origin.")]
-
 
 def _print_version(wanted: bool) -> None:
     if wanted:
@@ -114,48 +73,25 @@ def root(
 
 @app.command()
 def up(
-    model: Model = DEFAULT_MODEL,
-    drafter_model: Annotated[
-        str, typer.Option(help="Draft model: int8 or int4 for a quantised copy of the target, or as --model.")
-    ] = "int8",
-    method: Annotated[
-        str, typer.Option(help=f"One of {', '.join(METHOD_NAMES)}, or a chain such as ngram,draft_model.")
-    ] = "draft_model",
-    head: Annotated[
-        str,
-        typer.Option(
-            help="Trained checkpoint of medusa, eagle, eagle3 or layerskip: a folder or hub id; default: the example "
-            "for the built-in target."
-        ),
-    ] = "",
-    placement: Annotated[
-        Placement,
-        typer.Option(help="Draft in the verifier itself or in a pool of drafters; auto: as the method is best."),
-    ] = Placement.AUTO,
-    num_speculative_tokens: Annotated[
-        int, typer.Option(min=0, help="Draft tokens per block, or depth of a tree; 0: no drafting.")
-    ] = 4,
-    eagle_topk: Annotated[
-        int | None, typer.Option(min=1, help="Candidates per node of an EAGLE tree; 1 drafts chains (default).")
-    ] = None,
-    num_draft_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most nodes of a tree of medusa, eagle or eagle3 (default: 16).")
-    ] = None,
-    exit_layer: Annotated[
-        int | None, typer.Option(min=1, help="Layers after which layerskip drafts; default: as its checkpoint says.")
-    ] = None,
-    verifiers: Annotated[int, typer.Option(min=1, help="Verifier processes.")] = 1,
-    drafters: Annotated[
-        int, typer.Option(min=0, help="Drafter processes, if there is a pool of them; 0 decodes plainly.")
-    ] = 1,
-    verifier_device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    drafter_device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="Type of the weights: float32, bfloat16 or float16.")] = "float32",
-    port: Port = DEFAULT_PORT,
-    http_port: HttpPort = DEFAULT_HTTP_PORT,
-    redis_url: Annotated[str, typer.Option(help="An existing Redis; default: an embedded one is started.")] = "",
-    log_dir: Annotated[Path, typer.Option(help="Folder of the processes' logs.")] = Path("paceline-logs"),
-    json_output: Json = False,
+    model: opt.Model = DEFAULT_MODEL,
+    drafter_model: opt.DrafterModel = "int8",
+    method: opt.MethodChain = "draft_model",
+    head: opt.Head = "",
+    placement: opt.PlacementChoice = Placement.AUTO,
+    num_speculative_tokens: opt.Depth = 4,
+    eagle_topk: opt.EagleTopk = None,
+    num_draft_tokens: opt.TreeSize = None,
+    exit_layer: opt.ExitLayer = None,
+    verifiers: opt.Verifiers = 1,
+    drafters: opt.Drafters = 1,
+    verifier_device: opt.Device = "cpu",
+    drafter_device: opt.Device = "cpu",
+    dtype: opt.Dtype = "float32",
+    port: opt.Port = DEFAULT_PORT,
+    http_port: opt.HttpPort = DEFAULT_HTTP_PORT,
+    redis_url: opt.RedisUrl = "",
+    log_dir: opt.LogDir = Path("paceline-logs"),
+    json_output: opt.Json = False,
 ) -> None:
     """Starts Redis, verifiers, drafters and a gateway on this machine; Ctrl-C stops them all.
 
@@ -199,25 +135,25 @@ def generate(
     ] = True,
     system: Annotated[str, typer.Option(help="System message before the prompt (with --chat).")] = "",
     model: Annotated[str, typer.Option(help="Which of the served models; default: the only one.")] = "",
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = 0.0,
-    top_p: TopP = 1.0,
-    top_k: TopK = 0,
-    min_p: MinP = 0.0,
-    seed: Seed = None,
-    stop: Stop = None,
-    method: Method = "",
-    num_speculative_tokens: BlockSize = None,
-    acceptance_rule: Rule = AcceptanceRule.MATCH,
-    no_speculation: NoSpeculation = False,
-    address: Address = DEFAULT_ADDRESS,
-    api_key: ApiKey = "",
-    tls: Tls = False,
-    tls_ca_file: TlsCaFile = None,
-    tls_cert_file: TlsCertFile = None,
-    tls_key_file: TlsKeyFile = None,
-    plain_text: Plain = False,
-    json_output: JsonOrError = False,
+    max_tokens: opt.MaxTokens = None,
+    temperature: opt.Temperature = 0.0,
+    top_p: opt.TopP = 1.0,
+    top_k: opt.TopK = 0,
+    min_p: opt.MinP = 0.0,
+    seed: opt.Seed = None,
+    stop: opt.Stop = None,
+    method: opt.Method = "",
+    num_speculative_tokens: opt.BlockSize = None,
+    acceptance_rule: opt.Rule = AcceptanceRule.MATCH,
+    no_speculation: opt.NoSpeculation = False,
+    address: opt.Address = DEFAULT_ADDRESS,
+    api_key: opt.ApiKey = "",
+    tls: opt.Tls = False,
+    tls_ca_file: opt.TlsCaFile = None,
+    tls_cert_file: opt.TlsCertFile = None,
+    tls_key_file: opt.TlsKeyFile = None,
+    plain_text: opt.Plain = False,
+    json_output: opt.JsonOrError = False,
 ) -> None:
     """Generates one completion, streams it and says what speculation did for it."""
     from paceline.cli.connection import Connection
@@ -256,23 +192,23 @@ def generate(
 def chat(
     system: Annotated[str, typer.Option(help="System message.")] = "",
     model: Annotated[str, typer.Option(help="Which of the served models; default: the only one.")] = "",
-    max_tokens: MaxTokens = 512,
-    temperature: Temperature = 0.7,
-    top_p: TopP = 0.95,
-    top_k: TopK = 0,
-    min_p: MinP = 0.0,
-    seed: Seed = None,
-    method: Method = "",
-    num_speculative_tokens: BlockSize = None,
-    acceptance_rule: Rule = AcceptanceRule.MATCH,
-    no_speculation: NoSpeculation = False,
-    address: Address = DEFAULT_ADDRESS,
-    api_key: ApiKey = "",
-    tls: Tls = False,
-    tls_ca_file: TlsCaFile = None,
-    tls_cert_file: TlsCertFile = None,
-    tls_key_file: TlsKeyFile = None,
-    plain_text: Plain = False,
+    max_tokens: opt.MaxTokens = 512,
+    temperature: opt.Temperature = 0.7,
+    top_p: opt.TopP = 0.95,
+    top_k: opt.TopK = 0,
+    min_p: opt.MinP = 0.0,
+    seed: opt.Seed = None,
+    method: opt.Method = "",
+    num_speculative_tokens: opt.BlockSize = None,
+    acceptance_rule: opt.Rule = AcceptanceRule.MATCH,
+    no_speculation: opt.NoSpeculation = False,
+    address: opt.Address = DEFAULT_ADDRESS,
+    api_key: opt.ApiKey = "",
+    tls: opt.Tls = False,
+    tls_ca_file: opt.TlsCaFile = None,
+    tls_cert_file: opt.TlsCertFile = None,
+    tls_key_file: opt.TlsKeyFile = None,
+    plain_text: opt.Plain = False,
 ) -> None:
     """Talks with the model; each turn sends the whole conversation. Empty line or Ctrl-D ends."""
     from paceline.cli.chat import run_chat
@@ -325,7 +261,7 @@ def quantize(
     model: Annotated[str, typer.Argument(help="Target: a hub id, a folder, a .gguf file or the built-in name.")],
     bits: Annotated[str, typer.Option(help="int8 (agrees best with the target) or int4 (smaller).")] = "int8",
     out_dir: Annotated[Path | None, typer.Option(help="Folder for the copy; default: one in the cache.")] = None,
-    json_output: JsonOrError = False,
+    json_output: opt.JsonOrError = False,
 ) -> None:
     """Makes a quantised copy of a model that drafts for it on a CPU, and prints its folder."""
     from paceline.cli.quantize import run_quantize
@@ -336,11 +272,11 @@ def quantize(
 
 @app.command()
 def doctor(
-    model: Model = DEFAULT_MODEL,
-    verifier_device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    drafter_device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    port: Port = DEFAULT_PORT,
-    http_port: HttpPort = DEFAULT_HTTP_PORT,
+    model: opt.Model = DEFAULT_MODEL,
+    verifier_device: opt.Device = "cpu",
+    drafter_device: opt.Device = "cpu",
+    port: opt.Port = DEFAULT_PORT,
+    http_port: opt.HttpPort = DEFAULT_HTTP_PORT,
     redis_url: Annotated[str, typer.Option(help="Check this Redis instead of the embedded one.")] = "",
     drafter: Annotated[
         str,
@@ -350,7 +286,7 @@ def doctor(
     min_acceptance: Annotated[
         float, typer.Option(min=0, max=1, help="Least share of its first drafts that the target must accept.")
     ] = 0.2,
-    json_output: Json = False,
+    json_output: opt.Json = False,
 ) -> None:
     """Checks this machine, or with --drafter a drafter, and says what to do; exit code 1 if something is amiss."""
     if drafter or target:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli import option_types as opt
 from paceline.cli.fleet_options import DEFAULT_MODEL, FleetOptions
 
 bench_app = typer.Typer(name="bench", no_args_is_help=True, help="Measures on this machine; wants a quiet one.")
@@ -20,9 +21,7 @@ def bench() -> None:
 
 @bench_app.command()
 def methods(
-    model: Annotated[
-        str, typer.Option(help="Target: a hub id, a folder, a .gguf file or the built-in name.")
-    ] = DEFAULT_MODEL,
+    model: opt.Model = DEFAULT_MODEL,
     method: Annotated[
         list[str] | None, typer.Option(help="Measure this method only, such as eagle3; may be given again.")
     ] = None,
@@ -39,7 +38,7 @@ def methods(
     max_tokens: Annotated[int, typer.Option(min=8, help="Most tokens to generate.")] = 96,
     quick: Annotated[bool, typer.Option("--quick", help="One short run of each kind; writes nothing.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for methods.json.")] = Path("paceline-bench"),
-    log_dir: Annotated[Path, typer.Option(help="Folder of the processes' logs.")] = Path("paceline-logs"),
+    log_dir: opt.LogDir = Path("paceline-logs"),
 ) -> None:
     """Every way to draft against plain decoding, in one table: memory, time per round, acceptance, speed.
 

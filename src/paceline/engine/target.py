@@ -33,7 +33,7 @@ from paceline.engine.scheduler import Scheduler, SchedulerOptions, SchedulerStat
 from paceline.engine.self_draft import SelfDrafter
 from paceline.engine.served_features import ServedFeatures
 from paceline.engine.target_checks import CommandChecks, check_target
-from paceline.engine.target_session import NO_NEXT_BLOCK, Entry, Session, Work
+from paceline.engine.target_session import NO_NEXT_BLOCK, Entry, Session, Work, failed
 from paceline.engine.wants import Part, Plan, Want
 from paceline.errors import InvalidArgument, ModelError, NotFound, PacelineError
 from paceline.kv_usage import KvUsage
@@ -237,7 +237,7 @@ class TargetEngine:
         try:
             self._checks.check_verify(command, session.rule)
         except PacelineError as error:
-            return _failed(command, error)
+            return failed(command, error)
         start = command.base_len - len(command.catch_up)
         # Rows stay true up to where catch_up says something else than the log did.
         true_len = start + common_prefix_len(session.log.slice(start, command.base_len), command.catch_up)
@@ -392,12 +392,8 @@ class TargetEngine:
         else:
             entry.session.kv.commit(0)
         self._done(entry.session, entry.work)
-        return _failed(entry.work.command, error)
+        return failed(entry.work.command, error)
 
     def _done(self, session: Session, work: Work) -> None:
         session.work = None
         self._queue.pop(work.command.session, None)
-
-
-def _failed(command: Verify, error: PacelineError) -> Failed:
-    return Failed(command.session, command.epoch, command.round, error.to_failure())

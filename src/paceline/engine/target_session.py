@@ -11,7 +11,8 @@ from paceline.engine.blocks import CutBlock
 from paceline.engine.kv.pool import SequenceKV
 from paceline.engine.sampling import JudgeRequest, Verdict
 from paceline.engine.wants import Holder, Want
-from paceline.messages import AcceptanceRule, Features, SamplingParams, Timing, Verified, Verify
+from paceline.errors import PacelineError
+from paceline.messages import AcceptanceRule, Failed, Features, SamplingParams, Timing, Verified, Verify
 from paceline.pass_size import PassSize
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
 from paceline.token_log import TokenLog
@@ -88,6 +89,11 @@ class Work:
             next_method=next_block.method,
             features=features,
         )
+
+
+def failed(command: Verify, error: PacelineError) -> Failed:
+    """The answer to a command that an error ends."""
+    return Failed(command.session, command.epoch, command.round, error.to_failure())
 
 
 @dataclass(slots=True, eq=False)

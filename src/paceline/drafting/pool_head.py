@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from paceline.drafting.method import DraftMethod
 from paceline.drafting.self_draft_build import SelfDraftSettings, plan_self_drafter
+from paceline.engine.huge_pages import move_to_huge_pages
 from paceline.engine.loader import ModelDtype
 from paceline.engine.shared_parts import SharedParts, load_shared_parts
 from paceline.errors import ConfigurationError
@@ -66,4 +67,6 @@ def build_pool_head(name: str, settings: MethodSettings, progress: Progress) -> 
     )
     tokenizer = Tokenizer.load(folder)
     parts = load_shared_parts(folder, dtype=ModelDtype(settings.dtype), device=settings.device)
-    return plan.make(_Lent(tokenizer.eos_token_ids, parts), tokenizer)
+    method = plan.make(_Lent(tokenizer.eos_token_ids, parts), tokenizer)
+    move_to_huge_pages(method.info.weights_bytes)
+    return method

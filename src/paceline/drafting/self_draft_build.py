@@ -19,6 +19,7 @@ from paceline.drafting.method import DraftMethod
 from paceline.drafting.self_drafting import SelfDrafting
 from paceline.drafting.tree_shape import DEFAULT_MEDUSA_TREE
 from paceline.engine.features import FeatureTaps
+from paceline.engine.huge_pages import move_to_huge_pages
 from paceline.engine.self_draft import SelfDrafter
 from paceline.engine.shared_parts import SharedParts
 from paceline.errors import ConfigurationError
@@ -94,7 +95,9 @@ class SelfDraftPlan:
         Raises:
             ConfigurationError, ModelError: checkpoint and target do not fit.
         """
-        return SelfDrafting(self.make(target, tokenizer))
+        drafter = SelfDrafting(self.make(target, tokenizer))
+        move_to_huge_pages(drafter.weights_bytes)
+        return drafter
 
 
 def plan_self_drafter(settings: SelfDraftSettings, target_folder: Path) -> SelfDraftPlan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from paceline.engine.huge_pages import move_to_huge_pages
 from paceline.engine.loader import ModelDtype, load_model
 from paceline.engine.native.family import native_obstacle
 from paceline.engine.native.native_runner import NativeRunner
@@ -39,6 +40,14 @@ def load_runner(
         ConfigurationError: the device is not there, the key/value budget is too small, the native runner was asked for
             and does not know the model, or weights are to be quantised and cannot be.
     """
+    runner = _load(folder, dtype, device, options, num_layers)
+    if device == "cpu":
+        move_to_huge_pages(runner.info.weights_bytes)
+    return runner
+
+
+def _load(folder: Path, dtype: ModelDtype, device: str, options: RunnerOptions, num_layers: int | None) -> LoadedRunner:
+    """The runner that `options` asks for, or the one that can run the model."""
     loaded = load_model(folder, dtype=dtype, device=device, num_layers=num_layers)
     quantised = options.quantization is not Quantization.NONE
     if options.runner is RunnerChoice.TRANSFORMERS and not quantised:

@@ -12,8 +12,6 @@ A row's result never depends on the other rows' values. With any matrix kernel i
 rows are multiplied together; the packed kernel has given the same bits for every number of rows so far, which nothing
 promises.
 
-Weights are moved into huge pages, where the system has them (`huge_pages.py`).
-
 On processors with AVX-512 that kernel takes longer for one to three rows than for four, so there fewer rows are padded
 with zeros.
 """
@@ -26,8 +24,6 @@ from typing import cast
 import torch
 from torch import nn
 from torch.nn import functional
-
-from paceline.engine.huge_pages import move_to_huge_pages
 
 _ROWS_HINT = 4
 """Number of rows that the layout is chosen for: a verify pass of a few tokens."""
@@ -56,7 +52,6 @@ class PackedWeight:
         self.out_features, self.in_features = weight.shape
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _ROWS_HINT)
         self._bias = None if bias is None else bias.detach()
-        move_to_huge_pages(torch.ops.mkldnn.data_ptr(self._packed), torch.ops.mkldnn._nbytes(self._packed))
 
     @property
     def num_bytes(self) -> int:

@@ -31,6 +31,7 @@ class TokenOrigin(Enum):
     RECOVERED = "recovered"
     BONUS = "bonus"
     PLAIN = "plain"
+    RECORDED = "recorded"
 
 
 class FinishReason(Enum):

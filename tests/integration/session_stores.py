@@ -15,6 +15,7 @@ from paceline.session.embedded import EmbeddedRedis, find_server
 from paceline.session.memory_store import MemoryStore
 from paceline.session.redis_store import RedisStore
 from paceline.session.store import Append, Positions, SessionRecord, SessionState, SessionStore
+from paceline.text.request import SpeculationOptions
 
 SERVERS: dict[str, Path] = {"valkey": find_server()}
 if found := shutil.which("redis-server"):
@@ -37,6 +38,9 @@ RECORD = SessionRecord(
     generation_start=3,
     tokens=PROMPT,
     positions=POSITIONS,
+    max_tokens=100,
+    stop=("\n\n", "é"),
+    speculation=SpeculationOptions(method="ngram", num_speculative_tokens=3),
 )
 
 

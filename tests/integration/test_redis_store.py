@@ -39,7 +39,8 @@ async def test_every_write_extends_both_keys(redis_store: RedisStore, server: Se
         lambda: redis_store.put(record(tokens=(*RECORD.tokens, 21))),
         lambda: redis_store.finish("chat.1", 3, RECORD.owner, SessionState.FINISHED, "stop"),
         lambda: redis_store.finish("chat.1", 3, RECORD.owner, SessionState.FINISHED, "stop"),
-        lambda: redis_store.touch(["chat.1"]),
+        lambda: redis_store.touch("chat.1", 3, RECORD.owner),
+        lambda: redis_store.take_over(RECORD, "gateway-2"),
     ]
     with server.client() as client:
         for write in writes:
@@ -64,6 +65,20 @@ async def test_appends_of_one_turn_share_one_pipeline(redis_store: RedisStore) -
     await asyncio.gather(*[redis_store.create(record(session=name)) for name in names])
     before = redis_store.num_pipelines
     outcomes = await asyncio.gather(*[redis_store.append(append(21, 22, at=3, session=name)) for name in names])
+    assert set(outcomes) == {AppendOutcome.APPLIED}
+    assert redis_store.num_pipelines == before + 1
+
+
+async def test_writes_of_every_kind_share_the_pipeline(redis_store: RedisStore) -> None:
+    names = [f"s{index}" for index in range(40)]
+    await asyncio.gather(*[redis_store.create(record(session=name)) for name in names])
+    before = redis_store.num_pipelines
+    outcomes = await asyncio.gather(
+        *[redis_store.touch(name, 3, RECORD.owner) for name in names[:10]],
+        *[redis_store.take_over(record(session=name), "gateway-2") for name in names[10:20]],
+        *[redis_store.append(append(21, at=3, session=name)) for name in names[20:30]],
+        *[redis_store.finish(name, 3, RECORD.owner, SessionState.FINISHED, "stop") for name in names[30:]],
+    )
     assert set(outcomes) == {AppendOutcome.APPLIED}
     assert redis_store.num_pipelines == before + 1
 

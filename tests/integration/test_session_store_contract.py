@@ -237,12 +237,51 @@ async def test_finish_keeps_the_record_readable(store: SessionStore) -> None:
     assert await store.get("chat.1") == record(state=SessionState.FINISHED, finish_reason="length")
 
 
-async def test_touch_of_known_and_unknown_sessions(store: SessionStore) -> None:
+async def test_touch_changes_nothing_and_tells_who_owns_the_session(store: SessionStore) -> None:
     await store.create(RECORD)
-    await store.touch(["chat.1", "nobody"])
-    await store.touch([])
+    assert await store.touch("chat.1", 3, RECORD.owner) is APPLIED
+    assert await store.touch("chat.1", 2, RECORD.owner) is FENCED
+    assert await store.touch("chat.1", 3, "gateway-2") is FENCED
+    assert await store.touch("chat.1", 4, "gateway-2") is MISSING
+    assert await store.touch("nobody", 1, "gateway-1") is MISSING
     assert await store.get("chat.1") == RECORD
     assert await store.get("nobody") is None
+
+
+@pytest.mark.parametrize("state", list(SessionState))
+async def test_a_take_over_fences_the_owner_before(store: SessionStore, state: SessionState) -> None:
+    await store.create(RECORD)
+    await store.append(append(21, 22, at=3))
+    if state is not SessionState.RUNNING:
+        await store.finish("chat.1", 3, RECORD.owner, state, "whatever")
+    assert await store.take_over(RECORD, "gateway-2") is APPLIED
+    taken = record(epoch=4, owner="gateway-2", tokens=(*PROMPT, 21, 22))
+    assert await store.get("chat.1") == taken
+    assert await store.append(append(23, at=5)) is FENCED
+    assert await store.put(record(tokens=(*PROMPT, 9))) is FENCED
+    assert await store.touch("chat.1", 3, RECORD.owner) is FENCED
+    assert await store.finish("chat.1", 3, RECORD.owner, SessionState.FAILED, "late") is FENCED
+    assert await store.get("chat.1") == taken
+    assert await store.append(append(23, at=5, epoch=4, owner="gateway-2")) is APPLIED
+
+
+async def test_of_two_who_take_over_one_does(store: SessionStore) -> None:
+    await store.create(RECORD)
+    # The same process twice, too: two clients may resume through one gateway.
+    outcomes = await asyncio.gather(*[store.take_over(RECORD, "gateway-2") for _ in range(5)])
+    assert sorted(outcomes, key=lambda outcome: outcome.value) == [APPLIED, *[FENCED] * 4]
+    seen = await store.get("chat.1")
+    assert seen is not None
+    assert await store.take_over(seen, "gateway-3") is APPLIED
+    assert await store.get("chat.1") == record(epoch=5, owner="gateway-3")
+
+
+async def test_a_record_that_is_not_there_is_taken_over_by_nobody(store: SessionStore) -> None:
+    assert await store.take_over(RECORD, "gateway-2") is MISSING
+    await store.create(RECORD)
+    assert await store.take_over(record(epoch=4), "gateway-2") is MISSING
+    assert await store.take_over(record(owner="gateway-9"), "gateway-2") is FENCED
+    assert await store.get("chat.1") == RECORD
 
 
 async def test_many_sessions_at_once_do_not_mix(store: SessionStore) -> None:

@@ -53,6 +53,8 @@ class TouchRecord:
     """Keep the record alive."""
 
     session: str
+    epoch: int
+    owner: str
 
 
 Write = CreateRecord | Append | PutRecord | FinishRecord | TouchRecord
@@ -75,6 +77,7 @@ class Journal:
         positions: where the session stands, asked for at each write.
         ack_timeout_s: silence of the store after which the stream goes on without it.
         touch_every_s: most time without a write.
+        stored: the record is there already, tokens and all.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Journal:
         *,
         ack_timeout_s: float,
         touch_every_s: float,
+        stored: bool = False,
     ) -> None:
         self._record = record
         self._log = log
@@ -97,9 +101,9 @@ class Journal:
         self._written_at = 0.0
         self._retry_at: float | None = None
         self._retry_s = _FIRST_RETRY_S
-        self._exists = False
+        self._exists = stored
         self._rewrite = False
-        self._stored_len = 0
+        self._stored_len = len(record.tokens) if stored else 0
         self._ended: tuple[SessionState, str] | None = None
         self._finished = False
         self.silent = False
@@ -142,8 +146,16 @@ class Journal:
         self._finished = True
 
     def tick(self, now: float) -> None:
-        """Notes the store's silence."""
-        if self._in_flight is not None and now >= self._sent_at + self._ack_timeout_s:
+        """Notes the store's silence.
+
+        A process that was stopped for a while has not listened: it may be the owner no more, and the answer that says
+        so waits to be read.
+        """
+        if self._in_flight is None or now < self._sent_at + self._ack_timeout_s:
+            return
+        if now >= self._sent_at + 2 * self._ack_timeout_s and not self.silent:
+            self._sent_at = now
+        else:
             self.silent = True
 
     def next_write(self, now: float) -> Write | None:
@@ -173,7 +185,7 @@ class Journal:
         if self._ended is not None:
             return FinishRecord(record.session, record.epoch, record.owner, *self._ended)
         if now >= self._written_at + self._touch_every_s:
-            return TouchRecord(record.session)
+            return TouchRecord(record.session, record.epoch, record.owner)
         return None
 
     def answered(self, outcome: AppendOutcome, now: float) -> None:

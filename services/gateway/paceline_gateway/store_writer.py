@@ -8,7 +8,7 @@ import logging
 from paceline.errors import PacelineError
 from paceline.session.store import Append, AppendOutcome, SessionStore
 from paceline_gateway.commands import SessionPort, StoreAnswered
-from paceline_gateway.journal import CreateRecord, FinishRecord, PutRecord, Write
+from paceline_gateway.journal import CreateRecord, FinishRecord, PutRecord, TouchRecord, Write
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +47,8 @@ class StoreWriter:
                     return await self._store.put(write.record)
                 case FinishRecord():
                     return await self._store.finish(write.session, write.epoch, write.owner, write.state, write.reason)
-                case _:
-                    await self._store.touch([write.session])
+                case TouchRecord():
+                    return await self._store.touch(write.session, write.epoch, write.owner)
         except PacelineError as error:
             return error
         except Exception as error:

@@ -14,6 +14,7 @@ STYLES = {
     TokenOrigin.BONUS: "cyan",
     TokenOrigin.RECOVERED: "yellow",
     TokenOrigin.PLAIN: "",
+    TokenOrigin.RECORDED: "",
 }
 """Colour of a token by where it came from."""
 

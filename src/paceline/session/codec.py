@@ -15,6 +15,7 @@ from typing import Any
 from paceline.errors import DataLoss
 from paceline.messages import AcceptanceRule, SamplingParams
 from paceline.session.store import Positions, SessionRecord, SessionState
+from paceline.text.request import SpeculationOptions
 
 BYTES_PER_TOKEN = 4
 
@@ -54,6 +55,9 @@ def record_fields(record: SessionRecord) -> dict[str, str]:
         "generation_start": str(record.generation_start),
         "committed_len": str(record.committed_len),
         "finish_reason": record.finish_reason,
+        "max_tokens": "" if record.max_tokens is None else str(record.max_tokens),
+        "stop": json.dumps(record.stop),
+        "speculation": json.dumps(asdict(record.speculation), separators=(",", ":")),
         **position_fields(record.positions),
     }
 
@@ -87,16 +91,24 @@ def record_from_fields(session: str, raw: Mapping[bytes, bytes], packed_tokens: 
                 acceptance_ewma=float(values.get("acceptance_ewma", 0.0)),
             ),
             finish_reason=values.get("finish_reason", ""),
+            max_tokens=int(values["max_tokens"]) if values.get("max_tokens") else None,
+            stop=tuple(json.loads(values.get("stop", "[]"))),
+            speculation=SpeculationOptions(**_known(SpeculationOptions, json.loads(values.get("speculation", "{}")))),
         )
     except (KeyError, ValueError, TypeError) as error:
         raise DataLoss(f"the record of session {session!r} cannot be read: {error!r}", field="session") from error
 
 
 def _sampling(values: dict[str, Any]) -> SamplingParams:
-    known = {field.name for field in fields(SamplingParams)}
-    kept = {name: value for name, value in values.items() if name in known}
+    kept = _known(SamplingParams, values)
     if "logit_bias" in kept:
         kept["logit_bias"] = {int(token_id): float(bias) for token_id, bias in kept["logit_bias"].items()}
     if "stop_token_ids" in kept:
         kept["stop_token_ids"] = tuple(kept["stop_token_ids"])
     return SamplingParams(**kept)
+
+
+def _known(kind: type[SamplingParams | SpeculationOptions], values: dict[str, Any]) -> dict[str, Any]:
+    """The values that the dataclass has a field for."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in values.items() if name in names}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from paceline.session.store import (
@@ -94,12 +94,23 @@ class MemoryStore:
         same = record.state is state and record.finish_reason == finish_reason
         return AppendOutcome.ALREADY_APPLIED if same else AppendOutcome.APPLIED
 
-    async def touch(self, sessions: Sequence[str]) -> None:
+    async def take_over(self, seen: SessionRecord, owner: str) -> AppendOutcome:
+        """See `SessionStore.take_over`."""
+        record = self._live(seen.session)
+        refusal = _refusal(record, seen.epoch, seen.owner)
+        if record is None or refusal is not None:
+            return refusal or AppendOutcome.MISSING
+        self._write(replace(record, epoch=record.epoch + 1, owner=owner, state=SessionState.RUNNING, finish_reason=""))
+        return AppendOutcome.APPLIED
+
+    async def touch(self, session: str, epoch: int, owner: str) -> AppendOutcome:
         """See `SessionStore.touch`."""
-        for session in sessions:
-            record = self._live(session)
-            if record is not None:
-                self._write(record)
+        record = self._live(session)
+        refusal = _refusal(record, epoch, owner)
+        if record is None or refusal is not None:
+            return refusal or AppendOutcome.MISSING
+        self._write(record)
+        return AppendOutcome.APPLIED
 
     async def get(self, session: str) -> SessionRecord | None:
         """See `SessionStore.get`."""

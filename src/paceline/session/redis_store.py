@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from redis.asyncio import Redis
@@ -45,7 +45,10 @@ class RedisStore:
         self._timeout_s = timeout_s
         self.address = address
         self._writer = ScriptWriter(
-            redis, load_scripts("create", "put", "append", "finish"), timeout_s=timeout_s, address=address
+            redis,
+            load_scripts("create", "put", "append", "finish", "take_over", "touch"),
+            timeout_s=timeout_s,
+            address=address,
         )
 
     @classmethod
@@ -129,10 +132,19 @@ class RedisStore:
             await self._call("finish", session, epoch, owner, state.value, finish_reason, self._expiry_ms),
         )
 
-    async def touch(self, sessions: Sequence[str]) -> None:
-        """See `SessionStore.touch`."""
-        if sessions:
-            await self._read(lambda: self._extend(sessions))
+    async def take_over(self, seen: SessionRecord, owner: str) -> AppendOutcome:
+        """See `SessionStore.take_over`."""
+        # As in `create`: this process may want the same record twice at once, and only one of the two may get it.
+        call_id = secrets.token_hex(8)
+        return AppendOutcome(
+            await self._call(
+                *("take_over", seen.session, call_id, seen.epoch, seen.owner, seen.epoch + 1, owner, self._expiry_ms)
+            ),
+        )
+
+    async def touch(self, session: str, epoch: int, owner: str) -> AppendOutcome:
+        """See `SessionStore.touch`; those of one event-loop turn go out together with all other writes."""
+        return AppendOutcome(await self._call("touch", session, epoch, owner, self._expiry_ms))
 
     async def get(self, session: str) -> SessionRecord | None:
         """See `SessionStore.get`."""
@@ -150,13 +162,6 @@ class RedisStore:
 
     async def _call(self, script: str, session: str, *args: str | bytes | int) -> str:
         return await self._writer.call(ScriptCall(script, _keys(session), args))
-
-    async def _extend(self, sessions: Sequence[str]) -> None:
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for session in sessions:
-                for key in _keys(session):
-                    pipeline.pexpire(key, self._expiry_ms)
-            await pipeline.execute()
 
     async def _fetch(self, session: str) -> tuple[dict[bytes, bytes], bytes | None]:
         record_key, tokens_key = _keys(session)

@@ -6,13 +6,13 @@ owner that was replaced can change nothing, nor one whose record was lost and wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
 from paceline.errors import NotFound, SessionBusy
 from paceline.messages import AcceptanceRule, SamplingParams
+from paceline.text.request import SpeculationOptions
 
 
 class SessionState(Enum):
@@ -52,6 +52,9 @@ class SessionRecord:
         tokens: all final tokens, prompt included; committed_len is their number.
         positions: replicas and rows.
         finish_reason: "stop", "length", or what failed; empty while running.
+        max_tokens: most tokens to generate, the context's limit included; None in a record that does not say.
+        stop: stop strings.
+        speculation: what the request said of speculation.
     """
 
     session: str
@@ -66,6 +69,9 @@ class SessionRecord:
     tokens: tuple[int, ...]
     positions: Positions = Positions()
     finish_reason: str = ""
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    speculation: SpeculationOptions = SpeculationOptions()
 
     @property
     def committed_len(self) -> int:
@@ -120,8 +126,9 @@ def busy_session(session: str, expiry_s: float) -> SessionBusy:
         expiry_s: life of its record after the last write.
     """
     return SessionBusy(
-        f"a generation is running on session {session!r}: wait for its end, or use another name. If the gateway that "
-        f"ran it has died, the name is free again {expiry_s:g} s after its last token",
+        f"a generation is running on session {session!r}: wait for its end, go on with it by Resume, or use another "
+        f"name. If the gateway that ran it has died, the name is free again {expiry_s:g} s after its last token, or "
+        "when a client has resumed and left it",
         field="session",
     )
 
@@ -159,8 +166,21 @@ class SessionStore(Protocol):
     ) -> AppendOutcome:
         """Ends the generation of this epoch and owner; the record stays readable until it expires."""
 
-    async def touch(self, sessions: Sequence[str]) -> None:
-        """Extends the expiry of sessions that made no progress."""
+    async def take_over(self, seen: SessionRecord, owner: str) -> AppendOutcome:
+        """Makes `owner` the owner of a record under the next epoch, whatever its state; from then on it is running.
+
+        The owner before can write nothing any more. What it has written since `seen` was read stays: read it again.
+
+        Args:
+            seen: the record as it was read; only its epoch and owner count.
+            owner: who takes it over.
+
+        Returns:
+            APPLIED; FENCED when somebody else was faster; MISSING when there is no such record any more.
+        """
+
+    async def touch(self, session: str, epoch: int, owner: str) -> AppendOutcome:
+        """Extends the expiry of a session that made no progress; tells an owner that was replaced so."""
 
     async def get(self, session: str) -> SessionRecord | None:
         """The record, or None."""

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from paceline.messages import AcceptanceRule, SamplingParams
 from paceline.text.commit import EndSettings
+from paceline.token_log import TokenLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,33 @@ class GenerationRequest:
     rule: AcceptanceRule = AcceptanceRule.MATCH
     speculation: SpeculationOptions = SpeculationOptions()
     session: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequest:
+    """Goes on with a session whose stream broke.
+
+    Attributes:
+        session: its name.
+        next_token: index in the session of the first token that the client lacks; None for the generation's first.
+        ids_hash: hash of the generated ids before it, as `TokenLog` makes it.
+    """
+
+    session: str
+    next_token: int | None = None
+    ids_hash: int = field(default_factory=lambda: TokenLog().hash_at(0))
+
+    @classmethod
+    def after(cls, session: str, prompt_tokens: int, token_ids: Iterable[int]) -> ResumeRequest:
+        """For a client that has got the first `token_ids` of a generation.
+
+        Args:
+            session: its name, from `Started`.
+            prompt_tokens: from `Started`.
+            token_ids: all ids that came in its chunks.
+        """
+        log = TokenLog(token_ids)
+        return cls(session, prompt_tokens + len(log), log.hash_at(len(log)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,21 +25,21 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import common_pb2 as paceline_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/gateway.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\x85\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x17.paceline.v1.ChatPromptH\x00\x12-\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x18.paceline.v1.TokenPromptH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x17\n\nmax_tokens\x18\x06 \x01(\x05H\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x34\n\x0bspeculation\x18\x08 \x01(\x0b\x32\x1f.paceline.v1.SpeculationOptions\x12\x34\n\x0f\x61\x63\x63\x65ptance_rule\x18\t \x01(\x0e\x32\x1b.paceline.v1.AcceptanceRule\x12\x14\n\x07session\x18\n \x01(\tH\x02\x88\x01\x01\x42\x08\n\x06promptB\r\n\x0b_max_tokensB\n\n\x08_session\"8\n\nChatPrompt\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.paceline.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\x86\x01\n\x12SpeculationOptions\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x0e\n\x06method\x18\x02 \x01(\t\x12#\n\x16num_speculative_tokens\x18\x03 \x01(\x05H\x01\x88\x01\x01\x42\n\n\x08_enabledB\x19\n\x17_num_speculative_tokens\"\x94\x01\n\x10GenerateResponse\x12\'\n\x07started\x18\x01 \x01(\x0b\x32\x14.paceline.v1.StartedH\x00\x12#\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.paceline.v1.ChunkH\x00\x12)\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x15.paceline.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x87\x01\n\x07Started\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x05\x12\x0c\n\x04seed\x18\x04 \x01(\x03\x12%\n\x07promise\x18\x05 \x01(\x0e\x32\x14.paceline.v1.Promise\x12\x10\n\x08warnings\x18\x06 \x03(\t\"\xbc\x01\n\x05\x43hunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12)\n\x07origins\x18\x03 \x03(\x0e\x32\x18.paceline.v1.TokenOrigin\x12\x12\n\nnext_token\x18\x04 \x01(\x05\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.paceline.v1.ChunkLogprobs\x12\x0f\n\x07\x64urable\x18\x06 \x01(\x08\x12\x14\n\x0ctext_lengths\x18\x07 \x03(\x05\"J\n\rChunkLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12\x12\n\ntop_tokens\x18\x02 \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x01\"\xac\x01\n\x08\x46inished\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x02 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\x05\x12\'\n\x08\x65vidence\x18\x04 \x01(\x0b\x32\x15.paceline.v1.Evidence\x12\x13\n\x0bstop_string\x18\x05 \x01(\t\"\xc1\x03\n\x08\x45vidence\x12\x15\n\rtarget_passes\x18\x01 \x01(\x05\x12\x1e\n\x16tokens_per_target_pass\x18\x02 \x01(\x01\x12\x14\n\x0c\x64raft_tokens\x18\x03 \x01(\x05\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x04 \x01(\x05\x12\x1c\n\x14\x64rafted_per_position\x18\x05 \x03(\x05\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x06 \x03(\x05\x12\x1b\n\x13wasted_draft_tokens\x18\x07 \x01(\x05\x12\x12\n\nahead_hits\x18\x08 \x01(\x05\x12\x1e\n\x16time_to_first_token_ms\x18\t \x01(\x01\x12\x10\n\x08total_ms\x18\n \x01(\x01\x12\x10\n\x08\x64raft_ms\x18\x0b \x01(\x01\x12\x11\n\tverify_ms\x18\x0c \x01(\x01\x12\x10\n\x08queue_ms\x18\r \x01(\x01\x12\x0f\n\x07wire_ms\x18\x0e \x01(\x01\x12\x15\n\rdraft_wait_ms\x18\x0f \x01(\x01\x12\x1c\n\x14\x64rafter_memory_bytes\x18\x10 \x01(\x03\x12\x0f\n\x07methods\x18\x11 \x03(\t\x12\x10\n\x08verifier\x18\x12 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x13 \x01(\t\"$\n\x11GetSessionRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\"\xa7\x02\n\x12GetSessionResponse\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.paceline.v1.SessionState\x12\r\n\x05model\x18\x04 \x01(\t\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x12\x18\n\x10generation_start\x18\x06 \x01(\x05\x12\x15\n\rcommitted_len\x18\x07 \x01(\x05\x12\x0e\n\x06tokens\x18\x08 \x03(\x05\x12\x10\n\x08verifier\x18\t \x01(\t\x12\x17\n\x0fverifier_kv_len\x18\n \x01(\x05\x12\x0f\n\x07\x64rafter\x18\x0b \x01(\t\x12\x16\n\x0e\x64rafter_kv_len\x18\x0c \x01(\x05\x12\x15\n\rfinish_reason\x18\r \x01(\t\"\x13\n\x11ListModelsRequest\">\n\x12ListModelsResponse\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.paceline.v1.ServedModel\"D\n\x0bServedModel\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\x05\x12\x0f\n\x07methods\x18\x03 \x03(\t*O\n\x07Promise\x12\x17\n\x13PROMISE_UNSPECIFIED\x10\x00\x12\x11\n\rPROMISE_EXACT\x10\x01\x12\x18\n\x14PROMISE_DISTRIBUTION\x10\x02*\x92\x01\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x19\n\x15TOKEN_ORIGIN_ACCEPTED\x10\x01\x12\x1a\n\x16TOKEN_ORIGIN_RECOVERED\x10\x02\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x03\x12\x16\n\x12TOKEN_ORIGIN_PLAIN\x10\x04*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*\x9b\x01\n\x0cSessionState\x12\x1d\n\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SESSION_STATE_RUNNING\x10\x01\x12\x1a\n\x16SESSION_STATE_FINISHED\x10\x02\x12\x18\n\x14SESSION_STATE_FAILED\x10\x03\x12\x1b\n\x17SESSION_STATE_CANCELLED\x10\x04\x32\xf5\x01\n\nGeneration\x12I\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse0\x01\x12M\n\nGetSession\x12\x1e.paceline.v1.GetSessionRequest\x1a\x1f.paceline.v1.GetSessionResponse\x12M\n\nListModels\x12\x1e.paceline.v1.ListModelsRequest\x1a\x1f.paceline.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/gateway.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\x85\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x17.paceline.v1.ChatPromptH\x00\x12-\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x18.paceline.v1.TokenPromptH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x17\n\nmax_tokens\x18\x06 \x01(\x05H\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x34\n\x0bspeculation\x18\x08 \x01(\x0b\x32\x1f.paceline.v1.SpeculationOptions\x12\x34\n\x0f\x61\x63\x63\x65ptance_rule\x18\t \x01(\x0e\x32\x1b.paceline.v1.AcceptanceRule\x12\x14\n\x07session\x18\n \x01(\tH\x02\x88\x01\x01\x42\x08\n\x06promptB\r\n\x0b_max_tokensB\n\n\x08_session\"8\n\nChatPrompt\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.paceline.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\x86\x01\n\x12SpeculationOptions\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x0e\n\x06method\x18\x02 \x01(\t\x12#\n\x16num_speculative_tokens\x18\x03 \x01(\x05H\x01\x88\x01\x01\x42\n\n\x08_enabledB\x19\n\x17_num_speculative_tokens\"\x94\x01\n\x10GenerateResponse\x12\'\n\x07started\x18\x01 \x01(\x0b\x32\x14.paceline.v1.StartedH\x00\x12#\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.paceline.v1.ChunkH\x00\x12)\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x15.paceline.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"Z\n\rResumeRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x17\n\nnext_token\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x10\n\x08ids_hash\x18\x03 \x01(\x03\x42\r\n\x0b_next_token\"\x92\x01\n\x0eResumeResponse\x12\'\n\x07started\x18\x01 \x01(\x0b\x32\x14.paceline.v1.StartedH\x00\x12#\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x12.paceline.v1.ChunkH\x00\x12)\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x15.paceline.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x87\x01\n\x07Started\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x05\x12\x0c\n\x04seed\x18\x04 \x01(\x03\x12%\n\x07promise\x18\x05 \x01(\x0e\x32\x14.paceline.v1.Promise\x12\x10\n\x08warnings\x18\x06 \x03(\t\"\xbc\x01\n\x05\x43hunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12)\n\x07origins\x18\x03 \x03(\x0e\x32\x18.paceline.v1.TokenOrigin\x12\x12\n\nnext_token\x18\x04 \x01(\x05\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.paceline.v1.ChunkLogprobs\x12\x0f\n\x07\x64urable\x18\x06 \x01(\x08\x12\x14\n\x0ctext_lengths\x18\x07 \x03(\x05\"J\n\rChunkLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12\x12\n\ntop_tokens\x18\x02 \x03(\x05\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x01\"\xac\x01\n\x08\x46inished\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x02 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\x05\x12\'\n\x08\x65vidence\x18\x04 \x01(\x0b\x32\x15.paceline.v1.Evidence\x12\x13\n\x0bstop_string\x18\x05 \x01(\t\"\xc1\x03\n\x08\x45vidence\x12\x15\n\rtarget_passes\x18\x01 \x01(\x05\x12\x1e\n\x16tokens_per_target_pass\x18\x02 \x01(\x01\x12\x14\n\x0c\x64raft_tokens\x18\x03 \x01(\x05\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x04 \x01(\x05\x12\x1c\n\x14\x64rafted_per_position\x18\x05 \x03(\x05\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x06 \x03(\x05\x12\x1b\n\x13wasted_draft_tokens\x18\x07 \x01(\x05\x12\x12\n\nahead_hits\x18\x08 \x01(\x05\x12\x1e\n\x16time_to_first_token_ms\x18\t \x01(\x01\x12\x10\n\x08total_ms\x18\n \x01(\x01\x12\x10\n\x08\x64raft_ms\x18\x0b \x01(\x01\x12\x11\n\tverify_ms\x18\x0c \x01(\x01\x12\x10\n\x08queue_ms\x18\r \x01(\x01\x12\x0f\n\x07wire_ms\x18\x0e \x01(\x01\x12\x15\n\rdraft_wait_ms\x18\x0f \x01(\x01\x12\x1c\n\x14\x64rafter_memory_bytes\x18\x10 \x01(\x03\x12\x0f\n\x07methods\x18\x11 \x03(\t\x12\x10\n\x08verifier\x18\x12 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x13 \x01(\t\"$\n\x11GetSessionRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\"\xa7\x02\n\x12GetSessionResponse\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.paceline.v1.SessionState\x12\r\n\x05model\x18\x04 \x01(\t\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x12\x18\n\x10generation_start\x18\x06 \x01(\x05\x12\x15\n\rcommitted_len\x18\x07 \x01(\x05\x12\x0e\n\x06tokens\x18\x08 \x03(\x05\x12\x10\n\x08verifier\x18\t \x01(\t\x12\x17\n\x0fverifier_kv_len\x18\n \x01(\x05\x12\x0f\n\x07\x64rafter\x18\x0b \x01(\t\x12\x16\n\x0e\x64rafter_kv_len\x18\x0c \x01(\x05\x12\x15\n\rfinish_reason\x18\r \x01(\t\"\x13\n\x11ListModelsRequest\">\n\x12ListModelsResponse\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.paceline.v1.ServedModel\"D\n\x0bServedModel\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\x05\x12\x0f\n\x07methods\x18\x03 \x03(\t*O\n\x07Promise\x12\x17\n\x13PROMISE_UNSPECIFIED\x10\x00\x12\x11\n\rPROMISE_EXACT\x10\x01\x12\x18\n\x14PROMISE_DISTRIBUTION\x10\x02*\xad\x01\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x19\n\x15TOKEN_ORIGIN_ACCEPTED\x10\x01\x12\x1a\n\x16TOKEN_ORIGIN_RECOVERED\x10\x02\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x03\x12\x16\n\x12TOKEN_ORIGIN_PLAIN\x10\x04\x12\x19\n\x15TOKEN_ORIGIN_RECORDED\x10\x05*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*\x9b\x01\n\x0cSessionState\x12\x1d\n\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SESSION_STATE_RUNNING\x10\x01\x12\x1a\n\x16SESSION_STATE_FINISHED\x10\x02\x12\x18\n\x14SESSION_STATE_FAILED\x10\x03\x12\x1b\n\x17SESSION_STATE_CANCELLED\x10\x04\x32\xba\x02\n\nGeneration\x12I\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse0\x01\x12\x43\n\x06Resume\x12\x1a.paceline.v1.ResumeRequest\x1a\x1b.paceline.v1.ResumeResponse0\x01\x12M\n\nGetSession\x12\x1e.paceline.v1.GetSessionRequest\x1a\x1f.paceline.v1.GetSessionResponse\x12M\n\nListModels\x12\x1e.paceline.v1.ListModelsRequest\x1a\x1f.paceline.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.gateway_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PROMISE']._serialized_start=2403
-  _globals['_PROMISE']._serialized_end=2482
-  _globals['_TOKENORIGIN']._serialized_start=2485
-  _globals['_TOKENORIGIN']._serialized_end=2631
-  _globals['_FINISHREASON']._serialized_start=2633
-  _globals['_FINISHREASON']._serialized_end=2728
-  _globals['_SESSIONSTATE']._serialized_start=2731
-  _globals['_SESSIONSTATE']._serialized_end=2886
+  _globals['_PROMISE']._serialized_start=2644
+  _globals['_PROMISE']._serialized_end=2723
+  _globals['_TOKENORIGIN']._serialized_start=2726
+  _globals['_TOKENORIGIN']._serialized_end=2899
+  _globals['_FINISHREASON']._serialized_start=2901
+  _globals['_FINISHREASON']._serialized_end=2996
+  _globals['_SESSIONSTATE']._serialized_start=2999
+  _globals['_SESSIONSTATE']._serialized_end=3154
   _globals['_GENERATEREQUEST']._serialized_start=69
   _globals['_GENERATEREQUEST']._serialized_end=458
   _globals['_CHATPROMPT']._serialized_start=460
@@ -52,26 +52,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SPECULATIONOPTIONS']._serialized_end=727
   _globals['_GENERATERESPONSE']._serialized_start=730
   _globals['_GENERATERESPONSE']._serialized_end=878
-  _globals['_STARTED']._serialized_start=881
-  _globals['_STARTED']._serialized_end=1016
-  _globals['_CHUNK']._serialized_start=1019
-  _globals['_CHUNK']._serialized_end=1207
-  _globals['_CHUNKLOGPROBS']._serialized_start=1209
-  _globals['_CHUNKLOGPROBS']._serialized_end=1283
-  _globals['_FINISHED']._serialized_start=1286
-  _globals['_FINISHED']._serialized_end=1458
-  _globals['_EVIDENCE']._serialized_start=1461
-  _globals['_EVIDENCE']._serialized_end=1910
-  _globals['_GETSESSIONREQUEST']._serialized_start=1912
-  _globals['_GETSESSIONREQUEST']._serialized_end=1948
-  _globals['_GETSESSIONRESPONSE']._serialized_start=1951
-  _globals['_GETSESSIONRESPONSE']._serialized_end=2246
-  _globals['_LISTMODELSREQUEST']._serialized_start=2248
-  _globals['_LISTMODELSREQUEST']._serialized_end=2267
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2269
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2331
-  _globals['_SERVEDMODEL']._serialized_start=2333
-  _globals['_SERVEDMODEL']._serialized_end=2401
-  _globals['_GENERATION']._serialized_start=2889
-  _globals['_GENERATION']._serialized_end=3134
+  _globals['_RESUMEREQUEST']._serialized_start=880
+  _globals['_RESUMEREQUEST']._serialized_end=970
+  _globals['_RESUMERESPONSE']._serialized_start=973
+  _globals['_RESUMERESPONSE']._serialized_end=1119
+  _globals['_STARTED']._serialized_start=1122
+  _globals['_STARTED']._serialized_end=1257
+  _globals['_CHUNK']._serialized_start=1260
+  _globals['_CHUNK']._serialized_end=1448
+  _globals['_CHUNKLOGPROBS']._serialized_start=1450
+  _globals['_CHUNKLOGPROBS']._serialized_end=1524
+  _globals['_FINISHED']._serialized_start=1527
+  _globals['_FINISHED']._serialized_end=1699
+  _globals['_EVIDENCE']._serialized_start=1702
+  _globals['_EVIDENCE']._serialized_end=2151
+  _globals['_GETSESSIONREQUEST']._serialized_start=2153
+  _globals['_GETSESSIONREQUEST']._serialized_end=2189
+  _globals['_GETSESSIONRESPONSE']._serialized_start=2192
+  _globals['_GETSESSIONRESPONSE']._serialized_end=2487
+  _globals['_LISTMODELSREQUEST']._serialized_start=2489
+  _globals['_LISTMODELSREQUEST']._serialized_end=2508
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2510
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2572
+  _globals['_SERVEDMODEL']._serialized_start=2574
+  _globals['_SERVEDMODEL']._serialized_end=2642
+  _globals['_GENERATION']._serialized_start=3157
+  _globals['_GENERATION']._serialized_end=3471
 # @@protoc_insertion_point(module_scope)

@@ -60,6 +60,8 @@ class _TokenOriginEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TokenOrig
     """The target's extra token after a fully accepted path."""
     TOKEN_ORIGIN_PLAIN: _TokenOrigin.ValueType  # 4
     """A plain decoding step: nothing was drafted."""
+    TOKEN_ORIGIN_RECORDED: _TokenOrigin.ValueType  # 5
+    """Read from the session's record when it was resumed; the record does not say how it was made."""
 
 class TokenOrigin(_TokenOrigin, metaclass=_TokenOriginEnumTypeWrapper):
     """Where a token came from."""
@@ -73,6 +75,8 @@ TOKEN_ORIGIN_BONUS: TokenOrigin.ValueType  # 3
 """The target's extra token after a fully accepted path."""
 TOKEN_ORIGIN_PLAIN: TokenOrigin.ValueType  # 4
 """A plain decoding step: nothing was drafted."""
+TOKEN_ORIGIN_RECORDED: TokenOrigin.ValueType  # 5
+"""Read from the session's record when it was resumed; the record does not say how it was made."""
 Global___TokenOrigin: _TypeAlias = TokenOrigin  # noqa: Y015
 
 class _FinishReason:
@@ -140,8 +144,9 @@ class GenerateRequest(_message.Message):
     acceptance_rule: _common_pb2.AcceptanceRule.ValueType
     session: _builtins.str
     """Name for the session, 1 to 128 of [A-Za-z0-9_.-]. Default: one is drawn. While a generation runs on it another one is
-    refused (ABORTED); after that its owner may use the name again, and the new generation replaces the record. A name
-    that was made with another API key is NOT_FOUND.
+    refused (ABORTED), and so it is when the gateway that ran it has died: Resume goes on with it. After the end its
+    owner may use the name again, and the new generation replaces the record. A name that was made with another API key
+    is NOT_FOUND.
     """
     @_builtins.property
     def chat(self) -> Global___ChatPrompt:
@@ -323,6 +328,76 @@ class GenerateResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
+
+@_typing.final
+class ResumeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    NEXT_TOKEN_FIELD_NUMBER: _builtins.int
+    IDS_HASH_FIELD_NUMBER: _builtins.int
+    session: _builtins.str
+    next_token: _builtins.int
+    """Index in the session of the first token that the client lacks: `next_token` of the last chunk that it has got, or
+    `prompt_tokens` of Started before the first one. Default: the generation's first token.
+    """
+    ids_hash: _builtins.int
+    """Hash of the generated token ids that the client has, those before `next_token`: beginning with
+    h = 0xCBF29CE484222325, for each id h = ((h XOR (id + 1)) * 0x100000001B3) mod 2^64, then h = h XOR (h >> 29); read
+    as a signed number.
+    """
+    def __init__(
+        self,
+        *,
+        session: _builtins.str = ...,
+        next_token: _builtins.int | None = ...,
+        ids_hash: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_token", b"_next_token", "next_token", b"next_token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_token", b"_next_token", "ids_hash", b"ids_hash", "next_token", b"next_token", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__next_token: _TypeAlias = _typing.Literal["next_token"]  # noqa: Y015
+    _WhichOneofArgType__next_token: _TypeAlias = _typing.Literal["_next_token", b"_next_token"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_token) -> _WhichOneofReturnType__next_token | None: ...
+
+Global___ResumeRequest: _TypeAlias = ResumeRequest  # noqa: Y015
+
+@_typing.final
+class ResumeResponse(_message.Message):
+    """The same events as those of GenerateResponse."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STARTED_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def started(self) -> Global___Started: ...
+    @_builtins.property
+    def chunk(self) -> Global___Chunk:
+        """Tokens that were recorded before have TOKEN_ORIGIN_RECORDED."""
+
+    @_builtins.property
+    def finished(self) -> Global___Finished:
+        """Its evidence is what was measured since the session was resumed; its counts of tokens are the whole generation's."""
+
+    def __init__(
+        self,
+        *,
+        started: Global___Started | None = ...,
+        chunk: Global___Chunk | None = ...,
+        finished: Global___Finished | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "event", b"event", "finished", b"finished", "started", b"started"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "event", b"event", "finished", b"finished", "started", b"started"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "chunk", "finished"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___ResumeResponse: _TypeAlias = ResumeResponse  # noqa: Y015
 
 @_typing.final
 class Started(_message.Message):

@@ -39,6 +39,11 @@ class GenerationStub:
                 request_serializer=paceline_dot_v1_dot_gateway__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_gateway__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_stream(
+                '/paceline.v1.Generation/Resume',
+                request_serializer=paceline_dot_v1_dot_gateway__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_gateway__pb2.ResumeResponse.FromString,
+                _registered_method=True)
         self.GetSession = channel.unary_unary(
                 '/paceline.v1.Generation/GetSession',
                 request_serializer=paceline_dot_v1_dot_gateway__pb2.GetSessionRequest.SerializeToString,
@@ -56,6 +61,17 @@ class GenerationServicer:
 
     def Generate(self, request, context):
         """Generates one completion and streams it. Ends with `finished`, or with a status.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Goes on with a session whose stream broke, through any gateway of the fleet, and streams what is missing: the tokens
+        and the text are those that the broken stream would have brought, none twice, none lost. Whoever ran the session
+        before stops. A generation that has ended by itself is told to its end again; one that failed or was cancelled goes
+        on. NOT_FOUND: there is no such session, or it was made with another API key. DATA_LOSS: what the client has is not
+        what this session gave. UNAVAILABLE: the session store or the verifiers are away; try again, on any gateway.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -82,6 +98,11 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=paceline_dot_v1_dot_gateway__pb2.GenerateRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_gateway__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_stream_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=paceline_dot_v1_dot_gateway__pb2.ResumeRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_gateway__pb2.ResumeResponse.SerializeToString,
             ),
             'GetSession': grpc.unary_unary_rpc_method_handler(
                     servicer.GetSession,
@@ -121,6 +142,33 @@ class Generation:
             '/paceline.v1.Generation/Generate',
             paceline_dot_v1_dot_gateway__pb2.GenerateRequest.SerializeToString,
             paceline_dot_v1_dot_gateway__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/paceline.v1.Generation/Resume',
+            paceline_dot_v1_dot_gateway__pb2.ResumeRequest.SerializeToString,
+            paceline_dot_v1_dot_gateway__pb2.ResumeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,6 +36,13 @@ class GenerationStub:
     def __new__(cls, channel: _aio.Channel) -> GenerationAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_gateway_pb2.GenerateRequest, _gateway_pb2.GenerateResponse]
     """Generates one completion and streams it. Ends with `finished`, or with a status."""
+    Resume: _grpc.UnaryStreamMultiCallable[_gateway_pb2.ResumeRequest, _gateway_pb2.ResumeResponse]
+    """Goes on with a session whose stream broke, through any gateway of the fleet, and streams what is missing: the tokens
+    and the text are those that the broken stream would have brought, none twice, none lost. Whoever ran the session
+    before stops. A generation that has ended by itself is told to its end again; one that failed or was cancelled goes
+    on. NOT_FOUND: there is no such session, or it was made with another API key. DATA_LOSS: what the client has is not
+    what this session gave. UNAVAILABLE: the session store or the verifiers are away; try again, on any gateway.
+    """
     GetSession: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.GetSessionRequest, _gateway_pb2.GetSessionResponse]
     """Reads the record of a session that was made with the same API key; NOT_FOUND for any other."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsResponse]
@@ -46,6 +53,13 @@ class GenerationAsyncStub(GenerationStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_gateway_pb2.GenerateRequest, _gateway_pb2.GenerateResponse]  # type: ignore[assignment]
     """Generates one completion and streams it. Ends with `finished`, or with a status."""
+    Resume: _aio.UnaryStreamMultiCallable[_gateway_pb2.ResumeRequest, _gateway_pb2.ResumeResponse]  # type: ignore[assignment]
+    """Goes on with a session whose stream broke, through any gateway of the fleet, and streams what is missing: the tokens
+    and the text are those that the broken stream would have brought, none twice, none lost. Whoever ran the session
+    before stops. A generation that has ended by itself is told to its end again; one that failed or was cancelled goes
+    on. NOT_FOUND: there is no such session, or it was made with another API key. DATA_LOSS: what the client has is not
+    what this session gave. UNAVAILABLE: the session store or the verifiers are away; try again, on any gateway.
+    """
     GetSession: _aio.UnaryUnaryMultiCallable[_gateway_pb2.GetSessionRequest, _gateway_pb2.GetSessionResponse]  # type: ignore[assignment]
     """Reads the record of a session that was made with the same API key; NOT_FOUND for any other."""
     ListModels: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsResponse]  # type: ignore[assignment]
@@ -59,6 +73,19 @@ class GenerationServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_gateway_pb2.GenerateResponse], _abc.AsyncIterator[_gateway_pb2.GenerateResponse]]:
         """Generates one completion and streams it. Ends with `finished`, or with a status."""
+
+    @_abc_1.abstractmethod
+    def Resume(
+        self,
+        request: _gateway_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_gateway_pb2.ResumeResponse], _abc.AsyncIterator[_gateway_pb2.ResumeResponse]]:
+        """Goes on with a session whose stream broke, through any gateway of the fleet, and streams what is missing: the tokens
+        and the text are those that the broken stream would have brought, none twice, none lost. Whoever ran the session
+        before stops. A generation that has ended by itself is told to its end again; one that failed or was cancelled goes
+        on. NOT_FOUND: there is no such session, or it was made with another API key. DATA_LOSS: what the client has is not
+        what this session gave. UNAVAILABLE: the session store or the verifiers are away; try again, on any gateway.
+        """
 
     @_abc_1.abstractmethod
     def GetSession(

@@ -15,6 +15,7 @@ from paceline.text.request import (
     ChatPrompt,
     GenerationRequest,
     Prompt,
+    ResumeRequest,
     SpeculationOptions,
     TextPrompt,
     TokenPrompt,
@@ -33,6 +34,7 @@ _ORIGIN_TO_PB = {
     TokenOrigin.RECOVERED: gateway_pb2.TOKEN_ORIGIN_RECOVERED,
     TokenOrigin.BONUS: gateway_pb2.TOKEN_ORIGIN_BONUS,
     TokenOrigin.PLAIN: gateway_pb2.TOKEN_ORIGIN_PLAIN,
+    TokenOrigin.RECORDED: gateway_pb2.TOKEN_ORIGIN_RECORDED,
 }
 _ORIGIN_FROM_PB = {number: origin for origin, number in _ORIGIN_TO_PB.items()}
 _FINISH_TO_PB = {
@@ -134,6 +136,25 @@ def _prompt_from_pb(message: gateway_pb2.GenerateRequest) -> Prompt:
             raise InvalidArgument("prompt is missing; give text, chat or token_ids", field="prompt")
 
 
+def resume_request_to_pb(request: ResumeRequest) -> gateway_pb2.ResumeRequest:
+    """What a client sends to go on with a session.
+
+    Raises:
+        InvalidArgument: no message can hold a value.
+    """
+    values = (("session", request.session), ("next_token", request.next_token), ("ids_hash", request.ids_hash))
+    for name, value in values:
+        if (misfit := value_misfit(gateway_pb2.ResumeRequest, name, value, name)) is not None:
+            raise misfit
+    return gateway_pb2.ResumeRequest(session=request.session, next_token=request.next_token, ids_hash=request.ids_hash)
+
+
+def resume_request_from_pb(message: gateway_pb2.ResumeRequest) -> ResumeRequest:
+    """What a gateway receives."""
+    next_token = message.next_token if message.HasField("next_token") else None
+    return ResumeRequest(message.session, next_token, message.ids_hash)
+
+
 # --- events ---------------------------------------------------------------------------------------------------------
 
 
@@ -148,7 +169,20 @@ def generation_event_to_pb(event: g.GenerationEvent) -> gateway_pb2.GenerateResp
             return gateway_pb2.GenerateResponse(finished=_finished_to_pb(event))
 
 
-def generation_event_from_pb(message: gateway_pb2.GenerateResponse) -> g.GenerationEvent | None:
+def resume_event_to_pb(event: g.GenerationEvent) -> gateway_pb2.ResumeResponse:
+    """One event of a stream that goes on."""
+    match event:
+        case g.Chunk():
+            return gateway_pb2.ResumeResponse(chunk=_chunk_to_pb(event))
+        case g.Started():
+            return gateway_pb2.ResumeResponse(started=_started_to_pb(event))
+        case g.Finished():
+            return gateway_pb2.ResumeResponse(finished=_finished_to_pb(event))
+
+
+def generation_event_from_pb(
+    message: gateway_pb2.GenerateResponse | gateway_pb2.ResumeResponse,
+) -> g.GenerationEvent | None:
     """One event of a stream; None for one that this version does not know."""
     match message.WhichOneof("event"):
         case "chunk":

@@ -168,6 +168,43 @@ def test_a_session_without_progress_keeps_its_record_alive() -> None:
     journal = setup.journal
     assert journal.deadline == pytest.approx(100.0)
     assert journal.next_write(99.0) is None
-    assert journal.next_write(100.0) == TouchRecord("s")
+    assert journal.next_write(100.0) == TouchRecord("s", 1, "gw")
     journal.answered(APPLIED, 100.0)
     assert journal.deadline == pytest.approx(200.0)
+
+
+def test_a_record_that_is_there_already_is_appended_to() -> None:
+    log = TokenLog([1, 2, 3])
+    record = SessionRecord(
+        "s", 2, "gw", "", SessionState.RUNNING, "m", SamplingParams(), AcceptanceRule.MATCH, 2, (1, 2, 3)
+    )
+    journal = Journal(record, log, Positions, ack_timeout_s=0.05, touch_every_s=100.0, stored=True)
+    assert journal.exists
+    assert journal.next_write(0.0) is None
+    # What the record held before is durable at once.
+    journal.add(Commit(2, (3,), (TokenOrigin.RECORDED,), (), ("c",)))
+    assert [released.durable for released in journal.release()] == [True]
+    log.extend([4])
+    assert journal.next_write(0.0) == Append("s", 2, "gw", 3, (4,), Positions())
+
+
+def test_a_process_that_was_stopped_gives_the_store_its_time_again() -> None:
+    setup = Setup().created()
+    journal = setup.journal
+    setup.commit(3)
+    journal.next_write(0.0)
+    journal.tick(30.0)  # the timer of 0.05 comes half a minute late
+    assert setup.released() == []
+    assert journal.deadline == pytest.approx(30.05)
+    with pytest.raises(Fenced):
+        journal.answered(AppendOutcome.FENCED, 30.01)
+    assert setup.released() == []
+
+
+def test_a_store_that_stays_silent_after_the_stop_is_silent() -> None:
+    setup = Setup().created()
+    setup.commit(3)
+    setup.journal.next_write(0.0)
+    setup.journal.tick(30.0)
+    setup.journal.tick(30.06)
+    assert setup.released() == [((3,), False)]

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from paceline.messages import AcceptanceRule, SamplingParams
 from paceline.session.codec import pack_tokens, record_fields, record_from_fields, unpack_tokens
 from paceline.session.store import Positions, SessionRecord, SessionState
+from paceline.text.request import SpeculationOptions
 
 int32 = st.integers(0, 2**31 - 1)
 int64 = st.integers(-(2**63), 2**63 - 1)
@@ -37,6 +38,9 @@ records = st.builds(
     tokens=st.lists(int32, max_size=50).map(tuple),
     positions=st.builds(Positions, text, int32, text, int32, finite),
     finish_reason=text,
+    max_tokens=st.none() | int32,
+    stop=st.lists(text, max_size=3).map(tuple),
+    speculation=st.builds(SpeculationOptions, st.booleans(), text, st.none() | int32),
 )
 
 
@@ -63,7 +67,8 @@ def test_fields_of_a_neighbouring_version() -> None:
         "s", 1, "o", "", SessionState.RUNNING, "m", SamplingParams(top_k=3), AcceptanceRule.MATCH, 1, (5,)
     )
     fields = record_fields(record) | {"new_field": "1", "sampling": '{"top_k":3,"from_the_future":[1]}'}
-    for name in ("verifier", "verifier_kv_len", "drafter", "drafter_kv_len", "acceptance_ewma", "finish_reason"):
+    late = ("max_tokens", "stop", "speculation")
+    for name in (*late, "verifier", "verifier_kv_len", "drafter", "drafter_kv_len", "acceptance_ewma", "finish_reason"):
         del fields[name]
     assert record_from_fields("s", raw(fields), pack_tokens((5,))) == record
 

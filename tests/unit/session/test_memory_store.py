@@ -28,7 +28,8 @@ WRITES: dict[str, Callable[[SessionStore], Awaitable[object]]] = {
     "append": lambda store: store.append(Append("a", 1, "gateway", 1, (6,), Positions())),
     "put": lambda store: store.put(record("a")),
     "finish": lambda store: store.finish("a", 1, "gateway", SessionState.FINISHED, "stop"),
-    "touch": lambda store: store.touch(["a", "nobody"]),
+    "touch": lambda store: store.touch("a", 1, "gateway"),
+    "take_over": lambda store: store.take_over(record("a"), "another"),
 }
 
 

@@ -12,6 +12,8 @@ from paceline.drafting.draft_model import DraftSampleMethod
 from paceline.drafting.method import DraftJob, DraftMethod, MethodInfo
 from paceline.engine.feature_bytes import feature_dtype, feature_format
 from paceline.engine.runner_options import Quantization
+from paceline.engine.simulated.pass_time import PassTime
+from paceline.engine.simulated.runner import SimulatedModel
 from paceline.messages import DrafterCommand, DrafterEvent, ModelInfo, SamplingParams
 from paceline.model_source import default_name
 from paceline.quantize import Bits
@@ -113,6 +115,11 @@ def method_settings(settings: DrafterSettings) -> MethodSettings:
         draft_sample_method=DraftSampleMethod(settings.draft_sample_method),
         prompt_lookup_min=settings.prompt_lookup_min,
         prompt_lookup_max=settings.prompt_lookup_max,
+        simulated=SimulatedModel(
+            PassTime(settings.simulated_pass_ms, settings.simulated_token_ms),
+            settings.simulated_seed,
+            settings.simulated_acceptance,
+        ),
     )
 
 

@@ -26,8 +26,17 @@ class DrafterSettings(ModelServiceSettings):
     features."""
     model_name: str = ""
     """Name of the target model that this drafter drafts for; empty takes the name of `model`."""
-    runner: Literal["auto", "torch", "transformers", "onnx"] = "auto"
-    """What runs the draft model: torch batches sessions; onnx quantises a model that is not quantised yet."""
+    runner: Literal["auto", "torch", "transformers", "onnx", "simulated"] = "auto"
+    """What runs the draft model: torch batches sessions; onnx quantises a model that is not quantised yet; simulated
+    needs a tokenizer only: passes take a stated time, and tokens agree with those of simulated verifiers at a rate."""
+    simulated_pass_ms: float = Field(default=3.0, ge=0, le=60_000)
+    """With `runner` simulated, time of any pass, in milliseconds."""
+    simulated_token_ms: float = Field(default=0.05, ge=0, le=1000)
+    """With `runner` simulated, time of each token of a pass beyond that, in milliseconds."""
+    simulated_acceptance: float = Field(default=0.8, ge=0, le=1)
+    """With `runner` simulated, how often a token is the verifier's own, at each position independently."""
+    simulated_seed: int = Field(default=0, ge=0)
+    """With `runner` simulated, seed of the table of tokens; that of the verifiers too."""
     quantize_bits: Literal["int8", "int4"] = "int8"
     """Width of the weights when `runner` onnx has to quantise."""
     quantization: Literal["none", "int8", "int4"] = "none"

@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import uuid
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.drafting.self_draft_build import SelfDraftPlan, SelfDraftSettings, plan_self_drafter
 from paceline.engine.features import FeatureTaps
-from paceline.engine.load_runner import LoadedRunner, load_runner
-from paceline.engine.loader import ModelDtype
 from paceline.engine.runner_options import RunnerChoice, RunnerOptions
 from paceline.engine.self_draft import SelfDrafter
 from paceline.engine.served_features import ServedFeatures
@@ -34,7 +32,15 @@ from paceline.text.tokenizer import Tokenizer
 from paceline.token_log import TokenLog
 from paceline_verifier.serving import joint_taps, serve, served_taps
 from paceline_verifier.settings import VerifierSettings
+from paceline_verifier.simulation import load_simulated
 from paceline_verifier.verify_actor import VerifyActor
+
+if TYPE_CHECKING:
+    from paceline.drafting.self_draft_build import SelfDraftPlan
+    from paceline.engine.load_runner import LoadedRunner
+    from paceline.engine.simulated.runner import SimulatedRunner
+
+    Runner = LoadedRunner | SimulatedRunner
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +55,12 @@ def load_replica(settings: VerifierSettings) -> Replica[VerifierCommand, Verifie
         PacelineError: a model cannot be found, loaded or run; says what to do.
     """
     torch.set_num_threads(settings.num_threads)
+    if settings.runner == "simulated":
+        return _replica(settings, *load_simulated(settings))
+    # Here, because they import `transformers`, which takes seconds and simulated models do without.
+    from paceline.engine.load_runner import load_runner
+    from paceline.engine.loader import ModelDtype
+
     folder = resolve(settings.model, progress=logger.info)
     if (folder / DRAFT_VOCABULARY_FILE).is_file():
         raise ModelError(
@@ -59,11 +71,22 @@ def load_replica(settings: VerifierSettings) -> Replica[VerifierCommand, Verifie
     tokenizer = Tokenizer.load(folder)
     plan = self_draft_plan(settings, folder)
     taps = joint_taps(None if plan is None else plan.taps, served_taps(settings.served_features, folder))
-    runner = load_runner(
+    loaded = load_runner(
         folder, dtype=ModelDtype(settings.dtype), device=settings.device, options=_runner_options(settings, taps)
     )
-    served = None if settings.served_features == "none" else serve(runner, taps, settings.feature_dtype)
-    drafter = None if plan is None else plan.build(runner, tokenizer)
+    served = None if settings.served_features == "none" else serve(loaded, taps, settings.feature_dtype)
+    drafter = None if plan is None else plan.build(loaded, tokenizer)
+    return _replica(settings, loaded, tokenizer, drafter, served)
+
+
+def _replica(
+    settings: VerifierSettings,
+    runner: Runner,
+    tokenizer: Tokenizer,
+    drafter: SelfDrafter | None = None,
+    served: ServedFeatures | None = None,
+) -> Replica[VerifierCommand, VerifierEvent]:
+    """The verifier of a target that is loaded, once it has generated a few tokens."""
     logger.info(
         "model loaded",
         extra={
@@ -97,7 +120,7 @@ def load_replica(settings: VerifierSettings) -> Replica[VerifierCommand, Verifie
 
 def _model_info(
     settings: VerifierSettings,
-    runner: LoadedRunner,
+    runner: Runner,
     tokenizer: Tokenizer,
     drafter: SelfDrafter | None,
     served: ServedFeatures | None,
@@ -133,6 +156,8 @@ def self_draft_plan(settings: VerifierSettings, target_folder: Path) -> SelfDraf
     """
     if settings.self_draft_method == "none":
         return None
+    from paceline.drafting.self_draft_build import SelfDraftSettings, plan_self_drafter
+
     return plan_self_drafter(
         SelfDraftSettings(
             method=settings.self_draft_method,

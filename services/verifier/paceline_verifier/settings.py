@@ -19,9 +19,16 @@ class VerifierSettings(ModelServiceSettings):
     """Target model: a folder with safetensors, a GGUF file, a hub id or a built-in name."""
     model_name: str = ""
     """Name that clients ask for; empty takes the last part of `model`."""
-    runner: Literal["auto", "native", "transformers"] = "auto"
+    runner: Literal["auto", "native", "transformers", "simulated"] = "auto"
     """Code that runs the model: `native` (Llama, Mistral, Qwen2, Qwen3; another model is refused), `transformers` (any
-    decoder), or `auto` for native where it knows the model."""
+    decoder), or `auto` for native where it knows the model. `simulated` needs the tokenizer only: passes take a stated
+    time, tokens come from a table; for measuring a fleet without devices."""
+    simulated_pass_ms: float = Field(default=30.0, ge=0, le=60_000)
+    """With `runner` simulated, time of any pass, in milliseconds."""
+    simulated_token_ms: float = Field(default=0.05, ge=0, le=1000)
+    """With `runner` simulated, time of each token of a pass beyond that, in milliseconds."""
+    simulated_seed: int = Field(default=0, ge=0)
+    """With `runner` simulated, seed of the table of tokens; that of the drafters too."""
     kv_cache_bytes: int = Field(default=1024 * 2**20, ge=2**20)
     """Memory for key/value rows, in bytes."""
     max_sessions: int = Field(default=64, ge=1)

@@ -16,6 +16,7 @@ from paceline.drafting.onnx_runner import OnnxDraftRunner, is_onnx_model
 from paceline.drafting.torch_runner import TorchDraftRunner
 from paceline.drafting.tree_shape import DEFAULT_MEDUSA_TREE
 from paceline.engine.runner_options import DEFAULT_KV_BYTES, Quantization, RunnerChoice, RunnerOptions
+from paceline.engine.simulated.runner import SIMULATED_DRAFTER, SimulatedModel, SimulatedRunner
 from paceline.errors import ConfigurationError
 from paceline.method_names import CUT_METHODS, HEAD_METHODS, METHOD_NAMES
 from paceline.model_source import Progress, resolve
@@ -34,6 +35,8 @@ class RunnerKind(Enum):
     """The engine, with the runner of `transformers`."""
     ONNX = "onnx"
     """ONNX; a model that is not one is quantised first, once."""
+    SIMULATED = "simulated"
+    """Nothing: a pass takes a stated time, and tokens come from a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class MethodSettings:
         draft_sample_method: how `draft_model` chooses drafts for sampled requests under the rule `ratio`.
         prompt_lookup_min: shortest suffix that `ngram` looks up.
         prompt_lookup_max: longest one.
+        simulated: what to simulate where `runner` says so; `draft_model` then gives the tokenizer.
     """
 
     methods: tuple[str, ...] = ("draft_model",)
@@ -85,6 +89,7 @@ class MethodSettings:
     draft_sample_method: DraftSampleMethod = DraftSampleMethod.PROBABILISTIC
     prompt_lookup_min: int = 3
     prompt_lookup_max: int = 5
+    simulated: SimulatedModel = SIMULATED_DRAFTER
 
 
 def build_method(settings: MethodSettings, progress: Progress = lambda _line: None) -> DraftMethod:
@@ -117,6 +122,10 @@ def build_method(settings: MethodSettings, progress: Progress = lambda _line: No
 def _one_method(name: str, settings: MethodSettings, progress: Progress) -> DraftMethod:
     if name == "ngram":
         return NgramMethod(settings.prompt_lookup_min, settings.prompt_lookup_max)
+    if settings.runner is RunnerKind.SIMULATED and name != "draft_model":
+        raise ConfigurationError(
+            f"the method {name} builds on a real target: set runner to auto, or method to draft_model", field="runner"
+        )
     if name in HEAD_METHODS:
         # Here, because it imports `transformers`, which the ONNX runner and ngram do without.
         from paceline.drafting.pool_head import build_pool_head
@@ -128,6 +137,8 @@ def _one_method(name: str, settings: MethodSettings, progress: Progress) -> Draf
             "or, for draft_model, the folder that `paceline quantize` made",
             field="draft_model",
         )
+    if settings.runner is RunnerKind.SIMULATED:
+        return _simulated(settings, Tokenizer.load(resolve(settings.draft_model, weights=False, progress=progress)))
     if name in CUT_METHODS:
         _refuse_onnx(name, settings)
     folder = _model_folder(settings, progress)
@@ -142,6 +153,24 @@ def _one_method(name: str, settings: MethodSettings, progress: Progress) -> Draf
         eos_token_ids=tokenizer.eos_token_ids,
         draft_sample_method=settings.draft_sample_method,
         id_map=DraftIdMap.load(folder, tokenizer.vocab_size),
+    )
+
+
+def _simulated(settings: MethodSettings, tokenizer: Tokenizer) -> DraftMethod:
+    runner = SimulatedRunner(
+        settings.simulated,
+        vocab_size=tokenizer.vocab_size,
+        eos_token_ids=tokenizer.eos_token_ids,
+        kv_bytes=settings.kv_bytes,
+        max_sessions=settings.max_sessions or 1,
+        max_model_len=settings.max_model_len,
+    )
+    return DraftModelMethod(
+        TorchDraftRunner(runner, settings.max_sessions, settings.max_batch_tokens),
+        tokenizer_hash=tokenizer.fingerprint,
+        vocabulary=tokenizer.vocabulary,
+        eos_token_ids=tokenizer.eos_token_ids,
+        draft_sample_method=settings.draft_sample_method,
     )
 
 

@@ -1,0 +1,64 @@
+"""The tokens of simulated models: a table that is never written down, looked up by a hash of the whole prefix.
+
+The next token after a prefix is a function of the seed and of every token before it, position included, so that a row
+computed for another prefix gives another text. A drafter with agreement A looks up the same table and proposes the
+target's own token with probability A, at each position independently of all others: the number of accepted tokens of a
+block is geometric.
+
+A prefix is carried as one number, its state, which `after` extends by a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_BITS = 63
+"""A state is kept where keys and values are, in a signed 64-bit number."""
+_MASK = (1 << _BITS) - 1
+_TOKEN_STEP = 0x1E3779B97F4A7C15
+_AGREEMENT_STEP = 0x2545F4914F6CDD1D
+_OTHER_STEP = 0x369DEA0F31A53F85
+
+
+def _mixed(value: int) -> int:
+    """The finaliser of MurmurHash3 on 63 bits: each bit of the result depends on each bit of the value."""
+    value = (value ^ (value >> 33)) * 0x7F51AFD7ED558CCD & _MASK
+    value = (value ^ (value >> 33)) * 0x44CEB9FE1A85EC53 & _MASK
+    return value ^ (value >> 33)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedText:
+    """What a model writes.
+
+    Attributes:
+        choices: the tokens that it writes, at least two.
+        seed: of the table; models of the same seed and choices write the same.
+        agreement: probability that this model's token is the table's; 1 for a target.
+    """
+
+    choices: tuple[int, ...]
+    seed: int = 0
+    agreement: float = 1.0
+
+    @property
+    def start(self) -> int:
+        """The state of the empty prefix."""
+        return _mixed(self.seed & _MASK)
+
+    def after(self, state: int, tokens: Iterable[int]) -> list[int]:
+        """The states after each of the tokens."""
+        states: list[int] = []
+        for token in tokens:
+            state = _mixed((state + (token + 1) * _TOKEN_STEP) & _MASK)
+            states.append(state)
+        return states
+
+    def next_token(self, state: int) -> int:
+        """The token after a prefix."""
+        count = len(self.choices)
+        index = state % count
+        if self.agreement < 1.0 and _mixed(state ^ _AGREEMENT_STEP) >= self.agreement * _MASK:
+            index += 1 + _mixed(state ^ _OTHER_STEP) % (count - 1)
+        return self.choices[index % count]

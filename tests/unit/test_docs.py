@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import tomllib
@@ -11,6 +12,7 @@ import pytest
 from paceline_drafter.settings import DrafterSettings
 from paceline_gateway.settings import GatewaySettings
 from paceline_verifier.settings import VerifierSettings
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from paceline.cli.app import app
@@ -76,15 +78,23 @@ def test_every_make_target_that_is_named_exists(document: Path) -> None:
     assert named <= targets
 
 
+@functools.cache
+def program() -> TyperGroup:
+    """The command line with all its subcommands; made from their signatures, which takes a while."""
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    return group
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_every_command_that_is_named_parses(document: Path) -> None:
-    group = get_command(app)
+    group = program()
     for line in code_lines(document.read_text()):
         match = re.match(r"(?:\.venv/bin/)?paceline ([a-z].*)", line)
         if match is None or "|" in match.group(1):
             continue
         name, *arguments = shlex.split(match.group(1))
-        command = group.get_command(group.make_context("paceline", [], resilient_parsing=True), name)  # type: ignore[attr-defined]
+        command = group.get_command(group.make_context("paceline", [], resilient_parsing=True), name)
         assert command is not None, line
         if name == "serve" and len(arguments) > 1 and "--help" not in arguments:
             load_settings(_SETTINGS[arguments[0]], arguments[1:])

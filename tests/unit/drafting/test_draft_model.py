@@ -435,7 +435,7 @@ def test_a_pass_needs_room() -> None:
 _script = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(1, 4), st.integers(0, 4)), max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(_script)
 def test_rows_are_right_after_any_history(script: list[tuple[int, int, int, int]]) -> None:
     """Contexts shrink and grow, drafts are cut short anywhere, and every draft equals a fresh session's."""

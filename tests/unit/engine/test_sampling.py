@@ -105,7 +105,7 @@ PARAMS = st.builds(
 
 
 class TestDraftsChangeNothing:
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     @given(sampling=PARAMS, prompt=st.lists(st.integers(0, 9), min_size=1, max_size=5), draft_seed=st.integers(0, 99))
     def test_any_drafter_gives_the_tokens_of_plain_decoding(
         self, sampling: SamplingParams, prompt: list[int], draft_seed: int
@@ -113,7 +113,7 @@ class TestDraftsChangeNothing:
         model = ToyModel(10, seed=8)
         assert decode(model, prompt, sampling, 12, draft_seed) == decode(model, prompt, sampling, 12, None)
 
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     @given(sampling=PARAMS, prompt=st.lists(st.integers(0, 9), min_size=1, max_size=5), data=st.data())
     def test_a_node_is_judged_as_a_plain_step_after_its_path(
         self, sampling: SamplingParams, prompt: list[int], data: st.DataObject

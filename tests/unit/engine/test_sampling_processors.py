@@ -33,7 +33,7 @@ def distribution(session: SessionRows, row: int) -> torch.Tensor:
 
 
 class TestAgainstReference:
-    @settings(max_examples=200)
+    @settings(max_examples=100)
     @given(sampling=PARAMS, prompt=TOKENS, output=TOKENS, path=TOKENS, seed=st.integers(0, 10**6))
     def test_distribution(
         self, sampling: SamplingParams, prompt: list[int], output: list[int], path: list[int], seed: int
@@ -138,7 +138,7 @@ class TestTruncation:
 
 
 class TestRowsOfATree:
-    @settings(max_examples=100)
+    @settings(max_examples=50)
     @given(sampling=PARAMS, prompt=TOKENS, output=TOKENS, paths=st.lists(TOKENS, max_size=4), seed=st.integers(0, 99))
     def test_node_rows_equal_plain_rows_bit_by_bit(
         self, sampling: SamplingParams, prompt: list[int], output: list[int], paths: list[list[int]], seed: int

@@ -73,7 +73,7 @@ def test_rows_after_a_path_through_a_tree_is_accepted() -> None:
         assert runner.prefix(engine._sessions[owner.name].kv) == tuple(owner.tokens[:-1])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 1000),
     temperature=st.sampled_from([0.0, 0.7, 1.3]),

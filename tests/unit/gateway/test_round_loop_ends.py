@@ -74,7 +74,7 @@ def test_tokens_after_the_end_never_leave(tmp_path: Path) -> None:
 # --- everything at once --------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), seed=st.integers(0, 255), script_index=st.integers(0, 4), ahead=st.booleans())
 def test_no_order_of_events_and_no_fault_changes_the_text(
     tmp_path: Path, data: st.DataObject, seed: int, script_index: int, ahead: bool

@@ -90,16 +90,23 @@ def test_equals_transformers(theirs: PreTrainedTokenizerBase, name: str, chat: s
     assert ours.render(messages(chat)) == rendered(theirs, chat, TEMPLATES[name])
 
 
+@pytest.fixture(scope="module")
+def real_tokenizers() -> tuple[Path, Tokenizer, PreTrainedTokenizerBase]:
+    """Folder of the real model, our tokenizer and theirs."""
+    folder = model_source.resolve("smollm2-135m-instruct")
+    return folder, Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
+
+
 @pytest.mark.real_model
 @pytest.mark.parametrize("chat", CHATS)
-def test_the_real_models_template_and_ids_equal_transformers(chat: str) -> None:
-    folder = model_source.resolve("smollm2-135m-instruct")
-    tokenizer = Tokenizer.load(folder)
-    text = ChatTemplate.load(folder, tokenizer.special_tokens).render(messages(chat))
-    theirs = AutoTokenizer.from_pretrained(folder)
+def test_the_real_models_template_and_ids_equal_transformers(
+    real_tokenizers: tuple[Path, Tokenizer, PreTrainedTokenizerBase], chat: str
+) -> None:
+    folder, ours, theirs = real_tokenizers
+    text = ChatTemplate.load(folder, ours.special_tokens).render(messages(chat))
     assert text == rendered(theirs, chat)
     ids = theirs(text, add_special_tokens=False)["input_ids"]
-    assert list(tokenizer.encode(text, add_special_tokens=False)) == ids
+    assert list(ours.encode(text, add_special_tokens=False)) == ids
 
 
 def test_what_a_template_refuses_is_the_clients_error() -> None:

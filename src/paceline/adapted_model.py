@@ -31,6 +31,15 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_CONFIG).is_file()
 
 
+def names_exit_layer(folder: Path) -> bool:
+    """Whether the configuration of a model says after how many layers to draft.
+
+    Raises:
+        ModelError: the configuration is damaged.
+    """
+    return _read(folder / _CONFIG).get(EXIT_LAYER) is not None
+
+
 def holds(folder: Path, adapter: Path) -> bool:
     """Whether a folder is one in which this adapter was joined to its base."""
     link = folder / ADAPTER_FOLDER

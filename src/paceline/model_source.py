@@ -32,14 +32,23 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from pydantic_settings import BaseSettings
 
-from paceline.adapted_model import ADAPTER_CONFIG, base_reference, holds, is_adapter, join, joined_name
+from paceline.adapted_model import (
+    ADAPTER_CONFIG,
+    base_reference,
+    holds,
+    is_adapter,
+    join,
+    joined_name,
+    names_exit_layer,
+)
 from paceline.errors import ConfigurationError, ModelError, NotFound, PacelineError, Unavailable
 
 Progress = Callable[[str], None]
 """Told what is being done, one line at a time."""
 
 DRAFT_VOCABULARY_FILE = "draft_vocabulary.safetensors"
-"""Lies beside a draft model whose ids are a part of the target's: which of them they are."""
+"""A part of the target's ids: beside a draft model, those that it has (`is_trimmed`); beside a target trained for early
+exits, or its adapter, those that its first layers propose."""
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -127,6 +136,11 @@ def resolve(reference: str, *, weights: bool = True, progress: Progress = _silen
         folder = _with_base(folder, weights, progress)
     _check_folder(folder, reference, weights)
     return folder
+
+
+def is_trimmed(folder: Path) -> bool:
+    """Whether a folder holds a draft model whose ids are a part of the target's: not those of its tokenizer."""
+    return (folder / DRAFT_VOCABULARY_FILE).is_file() and not names_exit_layer(folder)
 
 
 def with_adapter(base: Path, adapter: Path) -> Path:

@@ -27,7 +27,7 @@ from filelock import FileLock
 
 from paceline.adapted_model import ADAPTER_FOLDER, is_adapter
 from paceline.errors import ConfigurationError, ModelError
-from paceline.model_source import DRAFT_VOCABULARY_FILE, TOKENIZER_FILES, CacheSettings, Progress, resolve
+from paceline.model_source import TOKENIZER_FILES, CacheSettings, Progress, is_trimmed, resolve
 
 PROVENANCE_FILE = "paceline_quantized.json"
 """Says what a quantised folder was made from, and that it is complete."""
@@ -126,7 +126,7 @@ def quantize(
             are in the message.
     """
     source = resolve(model, progress=progress)
-    if (source / DRAFT_VOCABULARY_FILE).is_file():
+    if is_trimmed(source):
         raise ModelError(
             f"{source} has a trimmed vocabulary, which the ONNX runner does not know: run it as it is with runner "
             "torch, with quantization int8 where that is faster",

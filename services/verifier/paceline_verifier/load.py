@@ -24,7 +24,7 @@ from paceline.messages import (
     VerifierEvent,
     Verify,
 )
-from paceline.model_source import DRAFT_VOCABULARY_FILE, default_name, resolve
+from paceline.model_source import default_name, is_trimmed, resolve
 from paceline.runtime.replica_actor import ActorLimits
 from paceline.runtime.replica_service import Replica
 from paceline.speculation.tree import EMPTY_BLOCK
@@ -62,7 +62,7 @@ def load_replica(settings: VerifierSettings) -> Replica[VerifierCommand, Verifie
     from paceline.engine.loader import ModelDtype
 
     folder = resolve(settings.model, progress=logger.info)
-    if (folder / DRAFT_VOCABULARY_FILE).is_file():
+    if is_trimmed(folder):
         raise ModelError(
             f"{folder} is a draft model with a trimmed vocabulary: its ids are not those of its tokenizer, so it can "
             "be no target; name it as the model of a drafter",

@@ -153,4 +153,5 @@ def _layerskip_sizes(checkpoint: LayerSkipCheckpoint, target: TargetFacts) -> st
     layers = f"the first {checkpoint.exit_layer} of {target.num_layers} layers"
     pairs = checkpoint.adapter.pairs.values() if checkpoint.adapter else ()
     ranks = sorted({len(pair.down) for pair in pairs})
-    return f"{layers}, LoRA of rank {', '.join(map(str, ranks))} on {len(pairs)} weights"
+    ids = "" if checkpoint.target_ids is None else f", drafts of {len(checkpoint.target_ids)} ids"
+    return f"{layers}, LoRA of rank {', '.join(map(str, ranks))} on {len(pairs)} weights{ids}"

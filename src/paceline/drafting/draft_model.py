@@ -18,9 +18,9 @@ from paceline.drafting.draft_id_map import DraftIdMap
 from paceline.drafting.draft_runner import DraftRunner, Feed
 from paceline.drafting.method import DraftJob, MethodInfo
 from paceline.drafting.rows import rows_to_keep
-from paceline.engine.draft_candidates import draft_candidates
+from paceline.engine.draft_candidates import best_drafts
 from paceline.engine.draft_sampling import draw_drafts
-from paceline.engine.sampling import DraftChoice, DraftRow, draft_tokens
+from paceline.engine.sampling import DraftChoice, DraftRow
 from paceline.errors import ConfigurationError
 from paceline.kv_usage import KvUsage
 from paceline.messages import AcceptanceRule, SamplingParams
@@ -184,7 +184,7 @@ class DraftModelMethod:
         others = [entry for entry in chosen if not self._is_drawn(entry[0])]
         if drawn:
             rows = [_draft_row(job, job.sampling) for job, _ in drawn]
-            choices = draw_drafts(
+            choices: Sequence[DraftChoice | None] = draw_drafts(
                 _stacked(drawn),
                 rows,
                 num_draft_probs=self._num_draft_probs,
@@ -195,18 +195,14 @@ class DraftModelMethod:
             self._append(drawn, choices)
         if others:
             rows = [_draft_row(job, job.sampling_without_chance) for job, _ in others]
-            self._append(others, self._best(_stacked(others), rows, target_ids))
-
-    def _best(
-        self, logits: torch.Tensor, rows: Sequence[DraftRow], target_ids: torch.Tensor | None
-    ) -> Sequence[DraftChoice | None]:
-        vocab_size, eos_token_ids = self._info.vocab_size, self._eos_token_ids
-        if target_ids is None:
-            return draft_tokens(logits, rows, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
-        found = draft_candidates(
-            logits, rows, num=1, vocab_size=vocab_size, eos_token_ids=eos_token_ids, target_ids=target_ids
-        )
-        return [candidates[0] if candidates else None for candidates in found]
+            choices = best_drafts(
+                _stacked(others),
+                rows,
+                vocab_size=self._info.vocab_size,
+                eos_token_ids=self._eos_token_ids,
+                target_ids=target_ids,
+            )
+            self._append(others, choices)
 
     def _is_drawn(self, job: DraftJob) -> bool:
         probabilistic = self._draft_sample_method is DraftSampleMethod.PROBABILISTIC

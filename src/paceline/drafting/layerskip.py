@@ -1,9 +1,12 @@
 """The method `layerskip` inside the verifier: the target's own first layers write the draft (arXiv 2404.16710).
 
 A draft token is what the final norm and the head make of the hidden state that leaves layer `exit_layer`. The rows of
-these layers are the session's own, so drafting takes no weights and no key/value memory besides, and the pass that
-judges the block runs only the layers behind the exit for what was fed here (`paceline.engine.native.early_exit`). In a
-drafter service the same method is a draft model cut after `exit_layer` layers.
+these layers are the session's own, so drafting takes no key/value memory besides, and the pass that judges the block
+runs only the layers behind the exit for what was fed here (`paceline.engine.native.early_exit`). In a drafter service
+the same method is a draft model cut after `exit_layer` layers.
+
+The head of a large vocabulary may take as long as these layers. A checkpoint can name the ids that are worth proposing;
+drafts then come from a copy of their rows of the head, and every other token is the target's own to choose.
 
 A target that was not trained for early exits is drafted for badly, and as losslessly.
 """
@@ -15,10 +18,13 @@ from typing import Protocol
 
 import torch
 
+from paceline.drafting.head_products import make_product
 from paceline.drafting.method import DraftJob, MethodInfo
+from paceline.engine.draft_candidates import best_drafts
 from paceline.engine.native.early_exit import ExitStep
+from paceline.engine.native.weights import Weight
 from paceline.engine.runner import RunnerInfo
-from paceline.engine.sampling import DraftRow, draft_tokens
+from paceline.engine.sampling import DraftRow
 from paceline.errors import CapacityExceeded, ConfigurationError
 
 
@@ -33,8 +39,11 @@ class ExitsEarly(Protocol):
     def num_layers(self) -> int:
         """Layers of the model."""
 
-    def forward_first(self, batch: Sequence[ExitStep], num_layers: int) -> torch.Tensor:
+    def forward_first(self, batch: Sequence[ExitStep], num_layers: int, head: Weight | None = None) -> torch.Tensor:
         """See `NativeRunner.forward_first`."""
+
+    def head_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """See `NativeRunner.head_rows`."""
 
 
 class LayerSkipMethod:
@@ -43,6 +52,7 @@ class LayerSkipMethod:
     Args:
         target: in this process; it runs no pass while this drafts.
         exit_layer: drafts come from layers [0, exit_layer).
+        target_ids: ids that are proposed # [n] int64, all different; None for all.
         vocab_limit: ids at or above it are never proposed; None for the model's own size.
         eos_token_ids: ids that `min_tokens` masks.
         tokenizer_hash: fingerprint of the target's tokenizer.
@@ -57,6 +67,7 @@ class LayerSkipMethod:
         target: ExitsEarly,
         *,
         exit_layer: int,
+        target_ids: torch.Tensor | None = None,
         vocab_limit: int | None = None,
         eos_token_ids: tuple[int, ...] = (),
         tokenizer_hash: str = "",
@@ -71,12 +82,20 @@ class LayerSkipMethod:
         self._target = target
         self._exit_layer = exit_layer
         self._eos_token_ids = eos_token_ids
+        vocab_size = min(target.info.vocab_size, vocab_limit or target.info.vocab_size)
+        self._target_ids: torch.Tensor | None = None
+        self._head: Weight | None = None
+        if target_ids is not None:
+            real = target_ids[target_ids < vocab_size]
+            rows = target.head_rows(real)
+            self._target_ids, self._head = real.to(rows.device), make_product(rows)
         self._info = MethodInfo(
             name="layerskip",
-            vocab_size=min(target.info.vocab_size, vocab_limit or target.info.vocab_size),
+            vocab_size=vocab_size,
             max_model_len=target.info.max_model_len,
             tokenizer_hash=tokenizer_hash,
             vocabulary=vocabulary or {},
+            weights_bytes=0 if self._head is None else self._head.num_bytes,
         )
 
     @property
@@ -106,12 +125,13 @@ class LayerSkipMethod:
                     steps.append((job, step))
         if not steps:
             return
-        logits = self._target.forward_first([step for _, step in steps], self._exit_layer)
-        choices = draft_tokens(
+        logits = self._target.forward_first([step for _, step in steps], self._exit_layer, self._head)
+        choices = best_drafts(
             logits,
             [DraftRow(job.sampling_without_chance, job.context, job.tokens, job.generation_start) for job, _ in steps],
             vocab_size=self._info.vocab_size,
             eos_token_ids=self._eos_token_ids,
+            target_ids=self._target_ids,
         )
         for (job, step), choice in zip(steps, choices, strict=True):
             if choice is None:

@@ -210,6 +210,7 @@ def _plan_layerskip(settings: SelfDraftSettings, target_folder: Path) -> SelfDra
         return LayerSkipMethod(
             target,
             exit_layer=checkpoint.exit_layer,
+            target_ids=checkpoint.target_ids,
             vocab_limit=tokenizer.vocab_size,
             eos_token_ids=target.eos_token_ids,
             tokenizer_hash=tokenizer.fingerprint,

@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import pad, threshold
 
 from paceline.engine.processors import SessionRows, Shaping
-from paceline.engine.sampling import DraftChoice, DraftRow, draft_sessions
+from paceline.engine.sampling import DraftChoice, DraftRow, draft_sessions, draft_tokens
 from paceline.speculation.noise import gumbel, noise_keys, uniform
 
 _SHORTLIST = 512
@@ -69,6 +69,34 @@ def draft_candidates(
         found = _candidates_alike(shaping, [sessions[member] for member in members], num, target_ids)
         candidates.update(zip(members, found, strict=True))
     return [candidates[index] for index in range(len(rows))]
+
+
+def best_drafts(
+    logits: torch.Tensor,  # [rows, >= vocab_size] float
+    rows: Sequence[DraftRow],
+    *,
+    vocab_size: int,
+    eos_token_ids: tuple[int, ...] = (),
+    target_ids: torch.Tensor | None = None,  # [draft_vocab_size] int64
+) -> Sequence[DraftChoice | None]:
+    """The best draft token of every row, whether the draft vocabulary is the target's or a part of it.
+
+    Args:
+        logits: rows of a draft model.
+        rows: what is known of them.
+        vocab_size: ids at or above it are never chosen.
+        eos_token_ids: ids that min_tokens masks.
+        target_ids: of a model with a vocabulary of its own; see `draft_candidates`.
+
+    Returns:
+        Per row its choice, or None where the row is not finite: stop drafting there.
+    """
+    if target_ids is None:
+        return draft_tokens(logits, rows, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+    found = draft_candidates(
+        logits, rows, num=1, vocab_size=vocab_size, eos_token_ids=eos_token_ids, target_ids=target_ids
+    )
+    return [candidates[0] if candidates else None for candidates in found]
 
 
 def in_draft_ids(

@@ -101,7 +101,7 @@ def _layerskip(options: LayerSkipOptions, materials: Materials) -> Learner:
             f"exit_layer is {exit_layer}: give a number below {num_layers}, the layers of the target",
             field="exit_layer",
         )
-    return LayerSkipLearner(materials.target, exit_layer, options)
+    return LayerSkipLearner(materials.target, materials.vocabulary(options.draft_vocab_size), exit_layer, options)
 
 
 def aux_layers(text: str, num_layers: int) -> tuple[int, ...]:

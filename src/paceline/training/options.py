@@ -207,6 +207,9 @@ class LayerSkipOptions(TrainOptions):
     """Options of `layerskip`."""
 
     exit_layer: Annotated[int, Help("Drafts come from so many layers; 0: a quarter of them.", minimum=0)] = 0
+    draft_vocab_size: Annotated[
+        int, Help("Tokens that the early exit proposes, the most frequent; 0: all.", minimum=0)
+    ] = 8192
     lora_rank: Annotated[
         int, Help("Rank of the adapter that is trained; 0 trains and writes the whole model.", minimum=0)
     ] = 16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from paceline.drafting.build import MethodSettings, RunnerKind, build_method
+from paceline.drafting.checkpoints.draft_vocabulary import write_draft_vocabulary
 from paceline.drafting.layerskip import LayerSkipMethod
 from paceline.drafting.method import DraftJob
 from paceline.drafting.self_drafting import SelfDrafting
@@ -162,6 +164,23 @@ def test_a_verifier_and_a_drafter_load_the_same_target_and_draft_alike(trained: 
         assert job.tokens == draft(pooled, "s", TEXT, 5, sampling).tokens
         assert len(job.tokens) == 5
     assert pooled.info.name == "layerskip"
+
+
+def test_a_target_that_proposes_some_ids_only_is_a_target_like_any_other(trained: Trained, tmp_path: Path) -> None:
+    adapter = Path(shutil.copytree(trained.adapter, tmp_path / "adapter"))
+    whole = Path(shutil.copytree(trained.base, tmp_path / "whole"))
+    config = json.loads((whole / "config.json").read_text())
+    (whole / "config.json").write_text(json.dumps(config | {"exit_layer": EXIT_LAYER}))
+    for folder in (adapter, whole):
+        write_draft_vocabulary(folder, torch.arange(1, 31))
+        name = str(folder)
+        verifier = load_verifier(VerifierSettings(model=name, kv_cache_bytes=1 << 20, self_draft_method="layerskip"))
+        hidden_size = load_shared_parts(resolve(name)).hidden_size
+        assert verifier.info.drafting_bytes == 4 * 30 * hidden_size
+        assert verifier.info.vocab_size == VOCAB_SIZE
+        # In a drafter the same layers have the whole head.
+        pooled = build_method(MethodSettings(methods=("layerskip",), draft_model=name, kv_bytes=1 << 20))
+        assert pooled.info.vocab_size == VOCAB_SIZE
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,11 @@ def is_a_draft_model(folder: Path, target: TrainingTarget, answers: Path, _resul
 
 
 def is_an_early_exit(folder: Path, target: TrainingTarget, _answers: Path, _result: TrainResult) -> bool:
-    """The adapter belongs to the target, and says where to exit."""
+    """The adapter belongs to the target, and says where to exit and what to propose."""
     checkpoint = load_layerskip(folder, TargetFacts(target.hidden_size, target.num_layers, target.vocab_size))
     assert checkpoint.adapter is not None
+    assert checkpoint.target_ids is not None
+    assert len(checkpoint.target_ids) == 60
     before = target.model.state_dict()["model.layers.0.mlp.up_proj.weight"].clone()
     merge_lora(target.model, checkpoint.adapter)
     changed = not torch.equal(before, target.model.state_dict()["model.layers.0.mlp.up_proj.weight"])
@@ -93,7 +95,7 @@ CASES = [
     Case(
         "layerskip",
         LayerSkipOptions,
-        {"lora_rank": 8, "exit_layer": 1, "rotation": 1, "exit_scale": 1.0},
+        {"draft_vocab_size": 60, "lora_rank": 8, "exit_layer": 1, "rotation": 1, "exit_scale": 1.0},
         is_an_early_exit,
     ),
 ]

@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 from paceline.cli import drafter_loading
 from paceline.cli.app import app
+from paceline.drafting.checkpoints.draft_vocabulary import write_draft_vocabulary
 from paceline.model_source import resolve
+from paceline.training.draft_vocabulary import DraftVocabulary
 from paceline.training.objectives.layerskip import LayerSkipLearner
 from paceline.training.options import LayerSkipOptions
 from paceline.training.target import TrainingTarget
@@ -34,7 +36,9 @@ def small_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def adapter(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An adapter that takes the last layer out of the target's residual stream: the early exit is always right."""
     options = LayerSkipOptions(lora_rank=32, lora_alpha=32, max_steps=1)
-    learner = LayerSkipLearner(TrainingTarget(tiny_llama), EXIT_LAYER, options)
+    target = TrainingTarget(tiny_llama)
+    vocabulary = DraftVocabulary(torch.arange(target.vocab_size), target.vocab_size, 1.0)
+    learner = LayerSkipLearner(target, vocabulary, EXIT_LAYER, options)
     with torch.no_grad():
         for name, module in learner.model.named_modules():
             if f"layers.{NUM_LAYERS - 1}." in name and name.endswith(("o_proj", "down_proj")):
@@ -65,6 +69,15 @@ def test_an_adapter_is_added_to_the_target_whose_first_layers_draft(adapter: Pat
     assert set(report["accepted_per_position"]) == {1.0}
     assert report["tokens_per_pass"] > 2
     assert report["weights_bytes"] == 0
+
+
+def test_an_adapter_that_proposes_some_ids_only(adapter: Path, tiny_llama: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(adapter, tmp_path / "copy"))
+    write_draft_vocabulary(copy, torch.arange(1, 33))  # the odd ids
+    _, report = check(copy, tiny_llama)
+    assert report["sizes"] == "the first 2 of 3 layers, LoRA of rank 32 on 21 weights, drafts of 32 ids"
+    assert report["weights_bytes"] == 4 * 32 * TrainingTarget(tiny_llama).hidden_size
+    assert 0 < report["accepted_per_position"][0] < 1
 
 
 def test_the_target_may_be_the_adapter_with_its_base(adapter: Path, tiny_llama: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from paceline.engine.loader import load_model
 from paceline.engine.local import LocalRequest, generate
 from paceline.engine.native.early_exit import ExitStep
 from paceline.engine.native.native_runner import NativeRunner
+from paceline.engine.native.weights import Weight
 from paceline.engine.runner import SequencePass
 from paceline.engine.runner_options import RunnerOptions
 from paceline.engine.target import TargetEngine, TargetOptions
@@ -30,6 +31,8 @@ ROW_BYTES = NUM_LAYERS * 2 * 2 * 8 * 4
 """Layers x (keys and values) x key/value heads x head size x bytes."""
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=5, ignore_eos=True)
+NOISY = SamplingParams(temperature=1.0, seed=8, ignore_eos=True)
+SOME_IDS = torch.arange(0, VOCAB_SIZE, 2)
 TEXT = tuple((7 * index + 3) % VOCAB_SIZE for index in range(40))
 
 
@@ -50,8 +53,10 @@ def runner(folder: Path) -> NativeRunner:
     return NativeRunner(load_model(folder), RunnerOptions(kv_bytes=1 << 20, page_tokens=PAGE_TOKENS))
 
 
-def drafting_engine(runner: NativeRunner, exit_layer: int, **options: int) -> TargetEngine:
-    method = LayerSkipMethod(runner, exit_layer=exit_layer)
+def drafting_engine(
+    runner: NativeRunner, exit_layer: int, target_ids: torch.Tensor | None = None, **options: int
+) -> TargetEngine:
+    method = LayerSkipMethod(runner, exit_layer=exit_layer, target_ids=target_ids)
     return TargetEngine(runner, options=TargetOptions(max_draft_tokens=8, **options), self_drafter=SelfDrafting(method))
 
 
@@ -77,6 +82,44 @@ def test_ids_are_those_of_plain_decoding_whatever_the_exit(
             assert exit_layer == 1 or result.num_accepted == result.num_drafted
     assert runner.pool.num_sequences == 0
     runner.pool.check_integrity()
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_ids_are_those_of_plain_decoding_where_only_some_can_be_drafted(
+    sampling: SamplingParams, runner: NativeRunner
+) -> None:
+    plain = generate(TargetEngine(runner), requests(4, sampling))
+    wanted = {token for result in plain for token in result.tokens}
+    assert wanted & set(SOME_IDS.tolist())
+    assert wanted - set(SOME_IDS.tolist())
+    for exit_layer in (1, 2):
+        engine = drafting_engine(runner, exit_layer, SOME_IDS, max_batch_tokens=32)
+        drafted = generate(engine, requests(4, sampling, depth=4))
+        assert [result.tokens for result in drafted] == [result.tokens for result in plain]
+        assert engine.self_drafting.num_failures == 0
+        assert sum(result.num_accepted for result in drafted) > 0 or exit_layer == 1
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, NOISY], ids=["greedy", "sampled"])
+def test_a_draft_is_the_best_of_its_ids_under_the_targets_own_noise(
+    sampling: SamplingParams, runner: NativeRunner
+) -> None:
+    method = LayerSkipMethod(runner, exit_layer=2, target_ids=SOME_IDS)
+    found = []
+    for length in range(4, len(TEXT), 2):
+        ((wanted,),) = [
+            result.tokens for result in generate(TargetEngine(runner), [LocalRequest(TEXT[:length], sampling, 1)])
+        ]
+        kv = filled(runner, TEXT[: length - 1])
+        drafting = DraftJob("s", TEXT[:length], 1, sampling, target_rows=kv)
+        method.advance([drafting])
+        (draft,) = drafting.tokens
+        kv.free()
+        assert draft in SOME_IDS
+        # These layers say what the whole model says, so nothing but its ids can make a draft wrong.
+        assert (draft == wanted) == (wanted in SOME_IDS)
+        found.append(draft == wanted)
+    assert {True, False} == set(found)
 
 
 def test_under_ratio_drafts_are_chosen_without_chance(runner: NativeRunner) -> None:
@@ -147,14 +190,18 @@ class Broken:
         self.info, self.num_layers = runner.info, runner.num_layers
         self._runner = runner
 
-    def forward_first(self, batch: Sequence[ExitStep], num_layers: int) -> torch.Tensor:
-        return self._runner.forward_first(batch, num_layers) * torch.nan
+    def forward_first(self, batch: Sequence[ExitStep], num_layers: int, head: Weight | None = None) -> torch.Tensor:
+        return self._runner.forward_first(batch, num_layers, head) * torch.nan
+
+    def head_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self._runner.head_rows(token_ids)
 
 
-def test_rows_without_finite_logits_are_not_gone_on_from(runner: NativeRunner) -> None:
+@pytest.mark.parametrize("target_ids", [None, SOME_IDS], ids=["all ids", "some ids"])
+def test_rows_without_finite_logits_are_not_gone_on_from(target_ids: torch.Tensor | None, runner: NativeRunner) -> None:
     kv = filled(runner, TEXT[:8])
     broken = job(kv)
-    LayerSkipMethod(Broken(runner), exit_layer=1).advance([broken])
+    LayerSkipMethod(Broken(runner), exit_layer=1, target_ids=target_ids).advance([broken])
     assert (broken.tokens, broken.done, kv.ahead) == ([], True, None)
     kv.free()
 
@@ -168,3 +215,8 @@ def test_an_exit_that_leaves_no_layer_is_refused(exit_layer: int, runner: Native
 def test_it_takes_no_memory_and_proposes_real_tokens_only(runner: NativeRunner) -> None:
     info = LayerSkipMethod(runner, exit_layer=1, vocab_limit=60).info
     assert (info.name, info.weights_bytes, info.kv_bytes, info.taps, info.vocab_size) == ("layerskip", 0, 0, None, 60)
+
+
+def test_the_rows_of_its_ids_are_its_memory_and_those_of_no_token_are_left_out(runner: NativeRunner) -> None:
+    method = LayerSkipMethod(runner, exit_layer=1, target_ids=SOME_IDS, vocab_limit=VOCAB_SIZE - 4)
+    assert method.info.weights_bytes == 4 * (len(SOME_IDS) - 2) * runner.shared_parts().hidden_size

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from paceline.engine.native import tables
-from paceline.engine.native.tables import TiedTable
-from paceline.engine.packing import PackedWeight
+from paceline.engine.native.tables import TiedTable, head_rows
+from paceline.engine.native.weights import MakeWeight, PlainWeight
+from paceline.engine.packing import PackedLinear, PackedWeight
+from paceline.errors import ConfigurationError
 
 NUM_TOKENS, WIDTH = 200, 24
 
@@ -42,3 +44,17 @@ def test_what_stays_unpacked_is_bounded(values: torch.Tensor, monkeypatch: pytes
     for ids in ([1, 2], [3, 4, 5, 6, 7], [6], [1]):
         assert torch.equal(table.embed(torch.tensor(ids)), values[torch.tensor(ids)])
         assert len(table._recent) <= 3
+
+
+@pytest.mark.parametrize("make", [PlainWeight, PackedWeight, lambda weight, _bias: TiedTable(weight)])
+def test_rows_of_any_head_can_be_copied(make: MakeWeight, values: torch.Tensor) -> None:
+    tokens = torch.tensor([199, 3, 64])
+    rows = head_rows(make(values, None), tokens)
+    assert torch.equal(rows, values[tokens])
+    rows.zero_()
+    assert values[3].any()
+
+
+def test_rows_of_another_kind_of_head_are_refused(values: torch.Tensor) -> None:
+    with pytest.raises(ConfigurationError, match="quantization to none"):
+        head_rows(PackedLinear(values, None), torch.tensor([1]))

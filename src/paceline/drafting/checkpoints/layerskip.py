@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.adapted_model import ADAPTER_CONFIG, EXIT_LAYER
+import torch
+
+from paceline.adapted_model import ADAPTER_CONFIG, ADAPTER_FOLDER, EXIT_LAYER, is_adapter
 from paceline.checkpoint_files.head_config import HeadConfig
 from paceline.checkpoint_files.lora import LoraAdapter, load_lora
 from paceline.checkpoint_files.weight_files import FIELD
+from paceline.drafting.checkpoints.draft_vocabulary import load_exit_vocabulary
 from paceline.drafting.checkpoints.layouts import Layout, is_causal_lm
 from paceline.drafting.checkpoints.target_facts import TargetFacts
 from paceline.errors import ConfigurationError, ModelError
@@ -24,29 +27,31 @@ class LayerSkipCheckpoint:
         layout: name of the layout it came in.
         adapter: to be added to the base when that is loaded, by `merge_lora`; None where `folder` is the whole model.
             The target is then base and adapter together, and so are plain decoding and its tokens.
+        target_ids: ids that the first layers propose # [any number] int64; None for all.
     """
 
     folder: Path
     exit_layer: int
     layout: str
     adapter: LoraAdapter | None = None
+    target_ids: torch.Tensor | None = None
 
 
 def load_layerskip(folder: Path, target: TargetFacts, exit_layer: int | None = None) -> LayerSkipCheckpoint:
     """Reads what is needed to draft with a target's first layers.
 
     Args:
-        folder: an adapter of `peft`, or the repository of a whole model. The whole model is loaded, and checked, as
-            any target is.
+        folder: an adapter of `peft`, the repository of a whole model, or a base with an adapter, as
+            `paceline.model_source.resolve` joins them. The whole model is loaded, and checked, as any target is.
         target: the base of the adapter, or that model.
         exit_layer: goes before the one that the folder names: in `config.json`, or an adapter's `adapter_config.json`.
 
     Raises:
-        ModelError: the folder holds neither.
+        ModelError: the folder holds none of them, or the ids that it proposes are not the target's.
         ConfigurationError: no exit layer is named, or it is none of the target's.
     """
     names: tuple[str, ...]
-    if (folder / ADAPTER_CONFIG).is_file():
+    if is_adapter(folder):
         adapter, layout = load_lora(folder), Layout.LAYERSKIP_ADAPTER.value
         names = ("config.json", ADAPTER_CONFIG)
     else:
@@ -71,7 +76,9 @@ def load_layerskip(folder: Path, target: TargetFacts, exit_layer: int | None = N
             "before its last layer",
             field=EXIT_LAYER,
         )
-    return LayerSkipCheckpoint(folder, chosen, layout, adapter)
+    trained = folder / ADAPTER_FOLDER if is_adapter(folder / ADAPTER_FOLDER) else folder
+    target_ids = load_exit_vocabulary(trained, target.vocab_size)
+    return LayerSkipCheckpoint(folder, chosen, layout, adapter, target_ids)
 
 
 def _exit_layer(folder: Path, names: tuple[str, ...]) -> int | None:

@@ -13,6 +13,8 @@ from paceline.engine.loader import LoadedModel, own_logits
 from paceline.engine.native.build import build_decoder
 from paceline.engine.native.early_exit import ExitStep, take_ahead
 from paceline.engine.native.family import native_obstacle
+from paceline.engine.native.tables import head_rows
+from paceline.engine.native.weights import Weight
 from paceline.engine.pass_plan import plan_pass
 from paceline.engine.runner import RunnerInfo, SequencePass
 from paceline.engine.runner_options import DEFAULT_OPTIONS, Quantization, RunnerChoice, RunnerOptions
@@ -105,9 +107,9 @@ class NativeRunner:
 
     @torch.inference_mode()
     def forward_first(
-        self, batch: Sequence[ExitStep], num_layers: int
+        self, batch: Sequence[ExitStep], num_layers: int, head: Weight | None = None
     ) -> torch.Tensor:  # [len(batch), vocab_size] float32
-        """Runs one pass through layers [0, num_layers), the final norm and the head.
+        """Runs one pass through layers [0, num_layers), the final norm and a head.
 
         Each step's row is one more ahead of its sequence's rows (`SequenceKV.ahead`); the next `forward` that feeds the
         same tokens goes on from there.
@@ -115,6 +117,7 @@ class NativeRunner:
         Args:
             batch: of different sequences.
             num_layers: at least 1.
+            head: another one than the model's; its columns are those of the result then.
         """
         plan = plan_pass([step.sequence_pass(num_layers) for step in batch], self._device)
         self.attention.plan = plan
@@ -124,7 +127,12 @@ class NativeRunner:
             self.attention.plan = None
         for index, step in enumerate(batch):
             step.keep(hidden[index : index + 1])
-        return self.model.logits(self.model.norm(hidden)).float()
+        normed = self.model.norm(hidden)
+        return (self.model.logits(normed) if head is None else head(normed)).float()
+
+    def head_rows(self, token_ids: torch.Tensor) -> torch.Tensor:  # [n] int64 -> [n, hidden_size]
+        """A copy of the head's rows for some tokens, for a head of fewer tokens."""
+        return head_rows(self.model.head, token_ids.to(self._device))
 
     def features(self, kv: SequenceKV) -> SequenceFeatures:
         """The features of a sequence's rows; see `ModelRunner.features`."""

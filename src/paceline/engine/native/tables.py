@@ -12,7 +12,9 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
+from paceline.engine.native.weights import PlainWeight, Weight
 from paceline.engine.packing import PackedWeight
+from paceline.errors import ConfigurationError
 
 _BLOCK_BYTES = 2 << 20
 """Size of a block. Measured with 49152 rows of 576: products of blocks of this size cost as much as one product, and
@@ -89,3 +91,20 @@ class TiedTable:
         while len(recent) > _RECENT_ROWS:  # the oldest first
             del recent[next(iter(recent))]
         return embedded
+
+
+def head_rows(head: Weight, token_ids: torch.Tensor) -> torch.Tensor:  # [n] int64 -> [n, hidden_size]
+    """A copy of a head's rows for some tokens, for a smaller head.
+
+    Raises:
+        ConfigurationError: the head is quantised.
+    """
+    if isinstance(head, TiedTable):
+        return head.embed(token_ids)
+    if isinstance(head, PackedWeight):
+        return head.plain()[token_ids]
+    if isinstance(head, PlainWeight):
+        return head.rows(token_ids)
+    raise ConfigurationError(
+        "rows of a quantised head cannot be copied: set quantization to none", field="quantization"
+    )

@@ -48,6 +48,10 @@ class PlainWeight:
         """The product with every row, bias added."""
         return functional.linear(inputs, self._weight, self._bias)
 
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:  # [n] int64 -> [n, in_features]
+        """A copy of some of the weight's rows."""
+        return self._weight[indices]
+
 
 def take_linears(linears: Sequence[nn.Linear], make: MakeWeight) -> Weight:
     """Joins linear layers with the same input into one weight and takes it away from them, so that it exists once.

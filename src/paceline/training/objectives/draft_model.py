@@ -95,8 +95,8 @@ class DraftModelLearner(Learner):
         if not self.vocabulary.is_full:
             config.other_token_id = self._other
         write_model(folder, self.model, self._target_folder)
+        write_draft_vocabulary(folder, None if self.vocabulary.is_full else self.vocabulary.d2t)
         if not self.vocabulary.is_full:
-            write_draft_vocabulary(folder, self.vocabulary.d2t)
             write_json(folder / "generation_config.json", {"eos_token_id": list(self._eos_token_ids)})
 
     def _logits(self, batch: Batch, wanted: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,8 @@ chance, later ones more often (per sequence; the residual passes), and the head 
   L - 1 + `exit_scale` * (0 + 1 + ... + (L - 2)), made to sum to 1 over the layers that are on in a step
 * which layers are on: every R-th, another R-th each step (rotational); from the last one down, all by half of the run
   (gradual); or the exit layer alone (fixed), with a share of the loss of its own. The last layer is always on.
+
+Losses are over all ids; drafts are chosen from the answers' most frequent ones, which lie beside what is written.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ from torch import nn
 from torch.nn import functional
 
 from paceline.adapted_model import EXIT_LAYER
+from paceline.drafting.checkpoints.draft_vocabulary import write_draft_vocabulary
 from paceline.drafting.checkpoints.writing import write_json, write_tensors
 from paceline.training.batches import Batch, shift
+from paceline.training.draft_vocabulary import DraftVocabulary
 from paceline.training.learner import Learner, Loss, Progress, stored
 from paceline.training.losses import mean_cross_entropy
 from paceline.training.model_folder import write_model
@@ -38,13 +42,20 @@ class LayerSkipLearner(Learner):
 
     Args:
         target: is trained itself.
+        vocabulary: what the early exit proposes.
         exit_layer: drafts come from layers [0, exit_layer).
         options: of dropout, loss and adapter.
     """
 
-    def __init__(self, target: TrainingTarget, exit_layer: int, options: LayerSkipOptions) -> None:
+    token_ids: torch.Tensor
+
+    def __init__(
+        self, target: TrainingTarget, vocabulary: DraftVocabulary, exit_layer: int, options: LayerSkipOptions
+    ) -> None:
         super().__init__()
         self.depth = options.depth
+        self.vocabulary = vocabulary
+        self.register_buffer("token_ids", vocabulary.token_ids, persistent=False)
         self.exit_layer = exit_layer
         self._options = options
         self._target = target
@@ -80,17 +91,20 @@ class LayerSkipLearner(Learner):
         return Loss(total, tuple(parts.items()))
 
     def matches(self, batch: Batch) -> torch.Tensor:
-        """Whether the early exit's best token is the whole model's own, along the answers."""
+        """Whether the best token that the early exit can propose is the whole model's own, along the answers."""
         asked = batch.anchors(0)
         states = self._states(batch)
-        best = [self._logits(states[layer][asked]).argmax(dim=-1) for layer in (self.exit_layer - 1, -1)]
+        drafted = self._normed(states[self.exit_layer - 1][asked])
+        head = self._target.live_head if self.vocabulary.is_full else self._target.live_head[self.token_ids]
+        drafts = self.token_ids[functional.linear(drafted, head).argmax(dim=-1)]
         right = torch.zeros_like(asked)
-        right[asked] = best[0] == best[1]
+        right[asked] = drafts == self._logits(states[-1][asked]).argmax(dim=-1)
         return torch.stack([shift(right, 1 + index) for index in range(self.depth)], dim=-1)
 
     def write(self, folder: Path, target_name: str) -> None:
-        """Writes an adapter of `peft` and the exit layer, or the whole model."""
+        """Writes an adapter of `peft` and the exit layer, or the whole model; and the ids that drafts come from."""
         folder.mkdir(parents=True, exist_ok=True)
+        write_draft_vocabulary(folder, None if self.vocabulary.is_full else self.vocabulary.d2t)
         if self._options.lora_rank:
             from peft import get_peft_model_state_dict
 
@@ -115,7 +129,11 @@ class LayerSkipLearner(Learner):
         return states
 
     def _logits(self, rows: torch.Tensor) -> torch.Tensor:
-        return functional.linear(self._target.final_norm(rows), self._target.live_head)
+        return functional.linear(self._normed(rows), self._target.live_head)
+
+    def _normed(self, rows: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = self._target.final_norm(rows)
+        return normed
 
     def _after_layer(self, layer: int) -> Callable[[nn.Module, tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]:
         def keep(_module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:

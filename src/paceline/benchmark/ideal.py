@@ -1,0 +1,321 @@
+"""What a fleet could reach if its software cost nothing: a discrete-event model of sessions, verifiers and drafters.
+
+The model knows what passes take, how far away replicas are and how often drafts agree; it batches as the services do
+and drafts ahead as the gateway does. Events cost no time, so a real fleet of simulated devices reaches less, and the
+quotient of the two is what gateway, wire and store cost.
+
+| happens | then |
+|---|---|
+| a verdict reaches the gateway | what was drafted ahead and agrees is judged next, else a draft is asked for |
+| a block goes out | with `ahead` the drafter is asked for the guess of the extra token and the block behind it |
+| a command reaches a drafter | it supersedes the session's older one; every pass adds a token to each draft |
+| a command reaches a verifier | it is in the next pass, which waits a moment for those that usually come back so soon |
+
+Left out: prompts (every session is in the middle of its text), ends, and a gateway's impatience with late drafts.
+Deterministic: equal arguments give equal results.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+
+from paceline.engine.simulated.pass_time import PassTime
+
+VERIFY_PASS = PassTime(30.0, 0.05)
+DRAFT_PASS = PassTime(3.0, 0.05)
+_NEWEST_SHARE = 0.25
+_LONGEST_RETURN_WINDOWS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class IdealFleet:
+    """What is modelled.
+
+    Attributes:
+        num_sessions: generations at once; each has one verifier and one drafter, dealt out evenly.
+        num_verifiers: devices that judge.
+        num_drafters: devices that draft; not used by plain decoding.
+        num_draft_tokens: block size; 0 decodes plainly.
+        acceptance: how often a draft token is the target's own, at each position independently.
+        rtt_ms: from the gateway to a replica and back, in milliseconds.
+        ahead: whether the next block is drafted while one is judged.
+        verify_pass: what a pass of a verifier takes.
+        draft_pass: what a pass of a drafter takes.
+        max_batch_tokens: most tokens of a verifier's pass.
+        gather_window_ms: how long such a pass waits for those who usually come back within that time.
+    """
+
+    num_sessions: int = 1
+    num_verifiers: int = 1
+    num_drafters: int = 1
+    num_draft_tokens: int = 4
+    acceptance: float = 0.8
+    rtt_ms: float = 0.2
+    ahead: bool = True
+    verify_pass: PassTime = VERIFY_PASS
+    draft_pass: PassTime = DRAFT_PASS
+    max_batch_tokens: int = 512
+    gather_window_ms: float = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class IdealResult:
+    """What it reaches.
+
+    Attributes:
+        tokens_per_second: of all sessions together.
+        rounds_per_second: the same.
+        verifier_busy: part of the time that verifiers compute, on average.
+        drafter_busy: the same of drafters.
+    """
+
+    tokens_per_second: float
+    rounds_per_second: float
+    verifier_busy: float
+    drafter_busy: float
+
+
+def ideal(fleet: IdealFleet, seconds: float = 60.0, *, warm_up_s: float = 3.0, seed: int = 0) -> IdealResult:
+    """Runs the model.
+
+    Args:
+        fleet: what is modelled.
+        seconds: how long is counted, in the model's time.
+        warm_up_s: how long runs before that.
+        seed: of what drafts agree.
+    """
+    world = _World(fleet, seed)
+    world.run(warm_up_s)
+    before = world.counts()
+    world.run(warm_up_s + seconds)
+    tokens, rounds, verifying_s, drafting_s = (
+        after - earlier for after, earlier in zip(world.counts(), before, strict=True)
+    )
+    return IdealResult(
+        tokens / seconds,
+        rounds / seconds,
+        verifying_s / seconds / fleet.num_verifiers,
+        drafting_s / seconds / max(fleet.num_drafters, 1),
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _Draft:
+    """Positions [start, start + depth) are to be drafted; `made` of them are."""
+
+    session: _Session
+    start: int
+    depth: int
+    made: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """One generation.
+
+    Attributes:
+        verifier: judges its blocks.
+        drafter: makes them.
+        agrees: whether the drafts of its next positions are the target's own tokens.
+        committed: positions that are decided.
+        ahead: continues the block that is being judged; None if nothing does.
+        ahead_is_there: it has reached the gateway.
+        wanted: nothing is judged before this one is there.
+        guess_was_right: the first token of `wanted` is the one that the newest verdict has brought beyond its block.
+        fed: positions that the drafter has rows of.
+    """
+
+    verifier: _Verifier
+    drafter: _Drafter
+    agrees: Iterator[bool]
+    committed: int = 1
+    ahead: _Draft | None = None
+    ahead_is_there: bool = False
+    wanted: _Draft | None = None
+    guess_was_right: bool = False
+    fed: int = 0
+
+
+class _World:
+    """All of it in the order of time; its methods but `at`, `run` and `counts` are the gateway's."""
+
+    def __init__(self, fleet: IdealFleet, seed: int) -> None:
+        self.fleet = fleet
+        self.now_s = 0.0
+        self.way_s = fleet.rtt_ms / 2e3
+        self._tokens = self._rounds = 0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._verifiers = [_Verifier(self) for _ in range(fleet.num_verifiers)]
+        self._drafters = [_Drafter(self) for _ in range(max(fleet.num_drafters, 1))]
+        for index in range(fleet.num_sessions):
+            source = random.Random(f"{seed}/{index}")  # noqa: S311 - a model, no secret
+            verifier = self._verifiers[index % len(self._verifiers)]
+            drafter = self._drafters[index % len(self._drafters)]
+            self._next_round(_Session(verifier, drafter, _draws(source, fleet.acceptance)))
+
+    def at(self, delay_s: float, event: Callable[[], None]) -> None:
+        """Something happens so much later."""
+        heapq.heappush(self._events, (self.now_s + delay_s, next(self._order), event))
+
+    def run(self, until_s: float) -> None:
+        """Lets time go on."""
+        while self._events and self._events[0][0] <= until_s:
+            self.now_s, _, event = heapq.heappop(self._events)
+            event()
+
+    def counts(self) -> tuple[float, float, float, float]:
+        """Tokens, rounds, and seconds that verifiers and drafters have computed."""
+        verifying_s = sum(device.busy_s for device in self._verifiers)
+        return self._tokens, self._rounds, verifying_s, sum(device.busy_s for device in self._drafters)
+
+    def _next_round(self, session: _Session) -> None:
+        """There is nothing to judge: asks for a draft, or decodes plainly."""
+        if self.fleet.num_draft_tokens:
+            session.wanted = self._draft(session, session.committed, self.fleet.num_draft_tokens)
+        else:
+            self._verify(session)
+
+    def _draft(self, session: _Session, start: int, depth: int) -> _Draft:
+        draft = _Draft(session, start, depth)
+        self.at(self.way_s, lambda: session.drafter.take(draft))
+        return draft
+
+    def _verify(self, session: _Session) -> None:
+        num_drafts = self.fleet.num_draft_tokens
+        session.wanted = None
+        self.at(self.way_s, lambda: session.verifier.take(session))
+        if self.fleet.ahead and num_drafts:
+            session.ahead = self._draft(session, session.committed + num_drafts, num_drafts + 1)
+            session.ahead_is_there = False
+
+    def drafted(self, draft: _Draft) -> None:
+        """A draft reaches the gateway."""
+        session = draft.session
+        if draft is session.ahead:
+            session.ahead_is_there = True
+        elif draft is session.wanted:
+            if draft.start == session.committed or session.guess_was_right:
+                self._verify(session)
+            else:
+                self._next_round(session)
+
+    def judged(self, session: _Session) -> None:
+        """A verdict reaches the gateway."""
+        num_drafts = self.fleet.num_draft_tokens
+        num_accepted = 0
+        while num_accepted < num_drafts and next(session.agrees):
+            num_accepted += 1
+        self._tokens += num_accepted + 1
+        self._rounds += 1
+        session.committed += num_accepted + 1
+        ahead, session.ahead = session.ahead, None
+        if ahead is None or num_accepted < num_drafts:
+            self._next_round(session)
+            return
+        session.guess_was_right = next(session.agrees)
+        if not session.ahead_is_there:
+            session.wanted = ahead
+        elif session.guess_was_right:
+            self._verify(session)
+        else:
+            self._next_round(session)
+
+
+def _draws(source: random.Random, acceptance: float) -> Iterator[bool]:
+    while True:
+        yield source.random() < acceptance
+
+
+class _Drafter:
+    """Makes drafts: each pass adds a token to every one that is due."""
+
+    def __init__(self, world: _World) -> None:
+        self._world = world
+        self._due: dict[_Session, _Draft] = {}
+        self._computes = False
+        self.busy_s = 0.0
+
+    def take(self, draft: _Draft) -> None:
+        self._due[draft.session] = draft
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._computes or not self._due:
+            return
+        batch = list(self._due.values())
+        num_tokens = 0
+        for draft in batch:
+            context_len = draft.start + draft.made
+            num_tokens += context_len - min(draft.session.fed, context_len - 1)
+            draft.session.fed = context_len
+        took_s = self._world.fleet.draft_pass.seconds(num_tokens)
+        self._computes = True
+        self.busy_s += took_s
+        self._world.at(took_s, lambda: self._end(batch))
+
+    def _end(self, batch: list[_Draft]) -> None:
+        self._computes = False
+        for draft in batch:
+            draft.made += 1
+            if draft.made == draft.depth and self._due.get(draft.session) is draft:
+                del self._due[draft.session]
+                self._world.at(self._world.way_s, partial(self._world.drafted, draft))
+        self._begin()
+
+
+class _Verifier:
+    """Judges blocks: a pass takes all that wait, after a moment for those that usually are back so soon."""
+
+    def __init__(self, world: _World) -> None:
+        self._world = world
+        self._waiting: list[_Session] = []
+        self._computes = False
+        self._away: dict[_Session, float] = {}
+        self._usual_s: dict[_Session, float] = {}
+        self._window_s = world.fleet.gather_window_ms / 1e3
+        self._last_pass_s = 0.0
+        self.busy_s = 0.0
+
+    def take(self, session: _Session) -> None:
+        answered_s = self._away.pop(session, None)
+        if answered_s is not None:
+            took_s = min(self._world.now_s - answered_s, _LONGEST_RETURN_WINDOWS * self._window_s)
+            usual_s = self._usual_s.get(session, took_s)
+            self._usual_s[session] = usual_s + _NEWEST_SHARE * (took_s - usual_s)
+        self._waiting.append(session)
+        self._begin()
+
+    def _delay_s(self) -> float:
+        """As `paceline_verifier.gather` has it."""
+        window_s = min(self._window_s, self._last_pass_s)
+        expected_s = [since_s for who, since_s in self._away.items() if self._usual_s.get(who, window_s) < window_s]
+        return max(0.0, max(expected_s) + window_s - self._world.now_s) if expected_s else 0.0
+
+    def _begin(self) -> None:
+        if self._computes or not self._waiting:
+            return
+        # Half a nanosecond, so that rounding makes no wait of nothing.
+        if (delay_s := self._delay_s()) > 5e-10:
+            self._world.at(delay_s, self._begin)
+            return
+        block_tokens = self._world.fleet.num_draft_tokens + 1
+        num_sessions = max(self._world.fleet.max_batch_tokens // block_tokens, 1)
+        batch, self._waiting = self._waiting[:num_sessions], self._waiting[num_sessions:]
+        took_s = self._world.fleet.verify_pass.seconds(block_tokens * len(batch))
+        self._computes = True
+        self.busy_s += took_s
+        self._last_pass_s = took_s
+        self._world.at(took_s, lambda: self._end(batch))
+
+    def _end(self, batch: list[_Session]) -> None:
+        self._computes = False
+        for session in batch:
+            self._away[session] = self._world.now_s
+            self._world.at(self._world.way_s, partial(self._world.judged, session))
+        self._begin()

@@ -1,0 +1,106 @@
+"""The discrete-event model, where its result can be written down."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.benchmark.ideal import IdealFleet, IdealResult, ideal
+from paceline.engine.simulated.pass_time import PassTime
+
+NO_GATHER = {"gather_window_ms": 0.0}
+ALPHA, BLOCK, RTT_S = 0.8, 4, 0.0002
+VERIFY_S, DRAFT_S = 0.030 + 0.00005 * (BLOCK + 1), 0.00305
+TOKENS_PER_ROUND = (1 - ALPHA ** (BLOCK + 1)) / (1 - ALPHA)
+
+
+def _rate(seconds: float = 500.0, **fields: object) -> IdealResult:
+    return ideal(replace(IdealFleet(), **fields), seconds)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rtt_ms", [0.0, 0.2, 20.0])
+def test_plain_decoding_is_one_token_per_pass_and_round_trip(rtt_ms: float) -> None:
+    found = _rate(60.0, num_draft_tokens=0, rtt_ms=rtt_ms)
+    assert found.tokens_per_second == pytest.approx(1 / (0.03005 + rtt_ms / 1e3), rel=0.002)
+    assert found.verifier_busy == pytest.approx(0.03005 / (0.03005 + rtt_ms / 1e3), rel=0.002)
+    assert found.drafter_busy == 0.0
+
+
+def test_plain_sessions_of_a_verifier_share_its_passes() -> None:
+    found = _rate(60.0, num_draft_tokens=0, num_sessions=8, num_verifiers=2)
+    assert found.tokens_per_second == pytest.approx(8 / (0.030 + 4 * 0.00005 + RTT_S), rel=0.002)
+
+
+def test_one_session_without_ahead_is_the_formula_of_a_sequential_loop() -> None:
+    found = _rate(ahead=False)
+    # After a block that was accepted whole the drafter is fed two tokens: its last draft and the extra token.
+    drafting_s = BLOCK * DRAFT_S + 0.00005 * ALPHA**BLOCK
+    round_s = VERIFY_S + drafting_s + 2 * RTT_S
+    assert found.tokens_per_second == pytest.approx(TOKENS_PER_ROUND / round_s, rel=0.01)
+    assert found.rounds_per_second == pytest.approx(1 / round_s, rel=0.002)
+    assert found.drafter_busy == pytest.approx(drafting_s / round_s, rel=0.01)
+
+
+def test_drafting_ahead_saves_the_draft_whenever_block_and_guess_are_right() -> None:
+    found = _rate()
+    missed = 1 - ALPHA ** (BLOCK + 1)
+    round_s = VERIFY_S + RTT_S + missed * (BLOCK * DRAFT_S + RTT_S)
+    assert found.tokens_per_second == pytest.approx(TOKENS_PER_ROUND / round_s, rel=0.01)
+    assert found.rounds_per_second == pytest.approx(1 / round_s, rel=0.005)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_with_a_perfect_drafter_rounds_are_exact(ahead: bool) -> None:
+    found = _rate(60.0, acceptance=1.0, ahead=ahead)
+    round_s = VERIFY_S + RTT_S + (0.0 if ahead else BLOCK * DRAFT_S + 0.00005 + RTT_S)
+    assert found.tokens_per_second == pytest.approx((BLOCK + 1) / round_s, rel=0.002)
+
+
+def test_with_a_hopeless_drafter_ahead_changes_nothing() -> None:
+    on, off = _rate(60.0, acceptance=0.0), _rate(60.0, acceptance=0.0, ahead=False)
+    assert (
+        on.tokens_per_second
+        == off.tokens_per_second
+        == pytest.approx(1 / (VERIFY_S + 4 * DRAFT_S + 2 * RTT_S), rel=2e-3)
+    )
+
+
+def test_a_drafter_slower_than_the_verifier_sets_the_pace_and_a_late_draft_is_waited_for() -> None:
+    found = _rate(60.0, acceptance=1.0, draft_pass=PassTime(10.0, 0.0))
+    assert found.tokens_per_second == pytest.approx((BLOCK + 1) / ((BLOCK + 1) * 0.010 + RTT_S), rel=0.002)
+    assert found.drafter_busy > 0.99
+    # With a wrong guess the late draft was for nothing, and another one is made.
+    some = _rate(draft_pass=PassTime(10.0, 0.0))
+    whole, hit = ALPHA**BLOCK, ALPHA ** (BLOCK + 1)
+    late_s, redraft_s = 0.050 + RTT_S, 0.040 + RTT_S
+    # A rejection finds the drafter in the middle of a pass: 10 ms passes begin with the verify, which takes 30.25.
+    rejected_s = VERIFY_S + RTT_S + redraft_s + 0.00955
+    assert some.rounds_per_second == pytest.approx(
+        1 / (hit * late_s + (whole - hit) * (late_s + redraft_s) + (1 - whole) * rejected_s), rel=0.01
+    )
+
+
+def test_pools_that_share_nothing_double_the_rate() -> None:
+    one = _rate(250.0)
+    two = _rate(250.0, num_sessions=2, num_verifiers=2, num_drafters=2)
+    assert two.tokens_per_second == pytest.approx(2 * one.tokens_per_second, rel=0.02)
+
+
+def test_many_sessions_hide_drafting_and_saturate_the_verifier() -> None:
+    found = _rate(60.0, num_sessions=64, num_drafters=4, verify_pass=PassTime(0.0, 1.0), ahead=False)
+    # 1 ms per token whatever the batch: the verifier computes all the time, and that is the whole law.
+    assert found.verifier_busy == pytest.approx(1.0, abs=0.01)
+    assert found.rounds_per_second == pytest.approx(1 / (5 * 0.001), rel=0.01)
+    assert found.tokens_per_second == pytest.approx(TOKENS_PER_ROUND * 200, rel=0.02)
+
+
+def test_a_long_batch_is_cut() -> None:
+    found = _rate(60.0, num_draft_tokens=0, num_sessions=8, max_batch_tokens=2, **NO_GATHER)
+    assert found.tokens_per_second == pytest.approx(2 / (0.030 + 2 * 0.00005), rel=0.01)
+
+
+def test_equal_arguments_give_equal_results() -> None:
+    fleet = IdealFleet(num_sessions=5, num_verifiers=2, num_drafters=2)
+    assert ideal(fleet, 20.0) == ideal(fleet, 20.0)
+    assert ideal(fleet, 20.0) != ideal(fleet, 20.0, seed=1)

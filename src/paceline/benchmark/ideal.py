@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -80,16 +80,29 @@ class IdealResult:
     drafter_busy: float
 
 
-def ideal(fleet: IdealFleet, seconds: float = 60.0, *, warm_up_s: float = 3.0, seed: int = 0) -> IdealResult:
+def ideal(
+    fleet: IdealFleet,
+    seconds: float = 60.0,
+    *,
+    warm_up_s: float = 3.0,
+    seed: int = 0,
+    agreements: Sequence[Iterator[bool]] = (),
+) -> IdealResult:
     """Runs the model.
 
     Args:
         fleet: what is modelled.
         seconds: how long is counted, in the model's time.
         warm_up_s: how long runs before that.
-        seed: of what drafts agree.
+        seed: of chance.
+        agreements: of each session, whether the draft of each position is the target's own token: so the model meets
+            the same luck as a run that it is compared with. Empty for chance, by `fleet.acceptance`.
     """
-    world = _World(fleet, seed)
+    luck = agreements or [
+        _draws(random.Random(f"{seed}/{index}"), fleet.acceptance)  # noqa: S311 - a model, no secret
+        for index in range(fleet.num_sessions)
+    ]
+    world = _World(fleet, luck)
     world.run(warm_up_s)
     before = world.counts()
     world.run(warm_up_s + seconds)
@@ -144,7 +157,7 @@ class _Session:
 class _World:
     """All of it in the order of time; its methods but `at`, `run` and `counts` are the gateway's."""
 
-    def __init__(self, fleet: IdealFleet, seed: int) -> None:
+    def __init__(self, fleet: IdealFleet, luck: Sequence[Iterator[bool]]) -> None:
         self.fleet = fleet
         self.now_s = 0.0
         self.way_s = fleet.rtt_ms / 2e3
@@ -153,11 +166,10 @@ class _World:
         self._order = count()
         self._verifiers = [_Verifier(self) for _ in range(fleet.num_verifiers)]
         self._drafters = [_Drafter(self) for _ in range(max(fleet.num_drafters, 1))]
-        for index in range(fleet.num_sessions):
-            source = random.Random(f"{seed}/{index}")  # noqa: S311 - a model, no secret
+        for index, agrees in enumerate(luck):
             verifier = self._verifiers[index % len(self._verifiers)]
             drafter = self._drafters[index % len(self._drafters)]
-            self._next_round(_Session(verifier, drafter, _draws(source, fleet.acceptance)))
+            self._next_round(_Session(verifier, drafter, agrees))
 
     def at(self, delay_s: float, event: Callable[[], None]) -> None:
         """Something happens so much later."""
@@ -215,11 +227,13 @@ class _World:
         self._rounds += 1
         session.committed += num_accepted + 1
         ahead, session.ahead = session.ahead, None
-        if ahead is None or num_accepted < num_drafts:
+        if num_accepted < num_drafts:
             self._next_round(session)
             return
         session.guess_was_right = next(session.agrees)
-        if not session.ahead_is_there:
+        if ahead is None:
+            self._next_round(session)
+        elif not session.ahead_is_there:
             session.wanted = ahead
         elif session.guess_was_right:
             self._verify(session)

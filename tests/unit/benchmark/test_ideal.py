@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 
@@ -104,3 +105,12 @@ def test_equal_arguments_give_equal_results() -> None:
     fleet = IdealFleet(num_sessions=5, num_verifiers=2, num_drafters=2)
     assert ideal(fleet, 20.0) == ideal(fleet, 20.0)
     assert ideal(fleet, 20.0) != ideal(fleet, 20.0, seed=1)
+
+
+def test_the_luck_of_a_run_can_be_given() -> None:
+    # yes, yes, no: a block of four gives three tokens, for ever
+    found = ideal(IdealFleet(ahead=False), 60.0, agreements=[cycle([True, True, False])])
+    assert found.tokens_per_second == pytest.approx(3 * found.rounds_per_second, rel=0.005)
+    # whole blocks and a wrong guess behind each: position four of five is never one that a block has
+    found = ideal(IdealFleet(), 60.0, agreements=[cycle([True, True, True, True, False])])
+    assert found.tokens_per_second == pytest.approx(5 / (VERIFY_S + 2 * RTT_S + BLOCK * DRAFT_S), rel=0.005)

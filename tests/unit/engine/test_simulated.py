@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import islice
 
 import pytest
 
@@ -109,3 +110,14 @@ def test_hidden_states_are_refused_and_so_is_a_vocabulary_without_choice() -> No
         runner.features(runner.new_sequence())
     with pytest.raises(ConfigurationError, match="nothing to write"):
         SimulatedRunner(SimulatedModel(NO_TIME), vocab_size=2, eos_token_ids=(1,), kv_bytes=1 << 20, max_sessions=1)
+
+
+def test_agreements_are_those_of_the_two_texts() -> None:
+    target, drafter = SimulatedText(tuple(range(VOCAB)), 3), SimulatedText(tuple(range(VOCAB)), 3, 0.7)
+    tokens, found = [5, 6], []
+    for _ in range(200):
+        state = target.after(target.start, tokens)[-1]
+        found.append(drafter.next_token(state) == target.next_token(state))
+        tokens.append(target.next_token(state))
+    assert list(islice(drafter.agreements((5, 6)), 200)) == found
+    assert 0.6 < sum(found) / 200 < 0.8

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import time
 from dataclasses import dataclass
+from functools import cache
+
+_PR_SET_TIMERSLACK = 29
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,19 @@ class PassTime:
         return (self.pass_ms + self.token_ms * num_tokens) / 1e3
 
 
+def exact_sleeps() -> None:
+    """Asks Linux to wake this thread when it asked for it, and not up to 50 microseconds later."""
+    if sys.platform == "linux":
+        _libc().prctl(_PR_SET_TIMERSLACK, 1)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
 def sleep_until(deadline_s: float) -> None:
     """Blocks this thread, without using its CPU, until `time.perf_counter()` has reached the deadline."""
+    exact_sleeps()
     while (left_s := deadline_s - time.perf_counter()) > 0:
         time.sleep(left_s)

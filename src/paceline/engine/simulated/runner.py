@@ -44,6 +44,24 @@ class SimulatedModel:
     seed: int = 0
     agreement: float = 1.0
 
+    def text(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> SimulatedText:
+        """What it writes.
+
+        Args:
+            vocab_size: of its tokenizer.
+            eos_token_ids: tokens that it never writes.
+
+        Raises:
+            ConfigurationError: fewer than two tokens are left.
+        """
+        choices = tuple([token for token in range(vocab_size) if token not in eos_token_ids])
+        if len(choices) < 2:
+            raise ConfigurationError(
+                f"a tokenizer of {vocab_size} tokens leaves a simulated model nothing to write: name another model",
+                field="model",
+            )
+        return SimulatedText(choices, self.seed, self.agreement)
+
 
 SIMULATED_DRAFTER = SimulatedModel(PassTime(3.0, 0.05), agreement=0.8)
 """What the drafter service simulates unless it is told otherwise."""
@@ -82,14 +100,8 @@ class SimulatedRunner:
         max_model_len: int | None = None,
         prefix_caching: bool = True,
     ) -> None:
-        choices = tuple([token for token in range(vocab_size) if token not in eos_token_ids])
-        if len(choices) < 2:
-            raise ConfigurationError(
-                f"a tokenizer of {vocab_size} tokens leaves a simulated model nothing to write: name another model",
-                field="model",
-            )
         self.eos_token_ids = eos_token_ids
-        self._text = SimulatedText(choices, model.seed, model.agreement)
+        self._text = model.text(vocab_size, eos_token_ids)
         self._pass_time = model.pass_time
         self._vocab_size = vocab_size
         max_len = max_model_len or DEFAULT_MAX_MODEL_LEN

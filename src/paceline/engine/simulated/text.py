@@ -10,8 +10,8 @@ A prefix is carried as one number, its state, which `after` extends by a token.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 _BITS = 63
 """A state is kept where keys and values are, in a signed 64-bit number."""
@@ -62,3 +62,12 @@ class SimulatedText:
         if self.agreement < 1.0 and _mixed(state ^ _AGREEMENT_STEP) >= self.agreement * _MASK:
             index += 1 + _mixed(state ^ _OTHER_STEP) % (count - 1)
         return self.choices[index % count]
+
+    def agreements(self, prompt: Iterable[int]) -> Iterator[bool]:
+        """Whether this model's token is the target's, at each position of the target's own text after a prompt."""
+        target = replace(self, agreement=1.0)
+        state = [self.start, *self.after(self.start, prompt)][-1]
+        while True:
+            token = target.next_token(state)
+            yield self.next_token(state) == token
+            (state,) = self.after(state, (token,))

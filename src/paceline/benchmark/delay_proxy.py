@@ -1,0 +1,207 @@
+"""A distance between two processes of one machine: a TCP proxy that holds every byte back for a stated time.
+
+    python -m paceline.benchmark.delay_proxy 127.0.0.1:7001 127.0.0.1:7002
+
+prints one line of JSON, the port that leads to each address. Each line on its standard input is the delay of one
+direction from now on, in milliseconds; it ends with its standard input.
+
+A process of its own, so that what it costs is in nobody's figures, and one thread around `select`, whose waits are
+exact to some 50 microseconds: an asyncio loop rounds them up to whole milliseconds. The kernel's own means (netem) are
+not in every kernel and want root. Bytes are delayed, never dropped or reordered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from paceline.engine.simulated.pass_time import exact_sleeps
+from paceline.errors import Unavailable
+
+_HOST = "127.0.0.1"
+_CHUNK_BYTES = 1 << 16
+_START_TIMEOUT_S = 20.0
+
+
+@dataclass(slots=True, eq=False)
+class _Direction:
+    """Bytes from one socket to another."""
+
+    source: socket.socket
+    sink: socket.socket
+    held: deque[tuple[float, bytes]] = field(default_factory=deque)  # due when, what; empty bytes for the end
+    due: bytes = b""  # could be sent if the sink took it
+    reads: bool = True
+
+
+class DelayLoop:
+    """The proxy's only thread.
+
+    Args:
+        targets: (host, port) of each address; connections to `ports[i]` lead to `targets[i]`.
+
+    Attributes:
+        ports: where it listens.
+        delay_s: of one direction.
+    """
+
+    def __init__(self, targets: Sequence[tuple[str, int]]) -> None:
+        self._targets = {socket.create_server((_HOST, 0)): target for target in targets}
+        self._directions: list[_Direction] = []
+        self.ports = tuple(listener.getsockname()[1] for listener in self._targets)
+        self.delay_s = 0.0
+
+    def turn(self, also: int) -> bool:
+        """Waits for what happens next and does it; says whether the file `also` can be read."""
+        readers: list[socket.socket | int] = [
+            *self._targets,
+            also,
+            *(way.source for way in self._directions if way.reads),
+        ]
+        writers = [way.sink for way in self._directions if way.due]
+        readable, _, _ = select.select(readers, writers, (), self._wait_s())
+        for listener in self._targets.keys() & set(readable):
+            self._accept(listener)
+        now_s = time.perf_counter()
+        for way in list(self._directions):
+            if way.source in readable:
+                self._read(way, now_s)
+            while way.held and way.held[0][0] <= now_s:
+                _, data = way.held.popleft()
+                way.due += data
+                if not data and not way.due:
+                    self._end(way)
+            if way.due:
+                self._write(way)
+        return also in readable
+
+    def _wait_s(self) -> float | None:
+        due_s = min((way.held[0][0] for way in self._directions if way.held), default=None)
+        return None if due_s is None else max(0.0, due_s - time.perf_counter())
+
+    def _accept(self, listener: socket.socket) -> None:
+        near, _ = listener.accept()
+        try:
+            far = socket.create_connection(self._targets[listener])
+        except OSError:
+            near.close()  # as if nobody listened
+            return
+        for end in (near, far):
+            end.setblocking(False)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._directions += [_Direction(near, far), _Direction(far, near)]
+
+    def _read(self, way: _Direction, now_s: float) -> None:
+        try:
+            data = way.source.recv(_CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        way.reads = bool(data)
+        way.held.append((now_s + self.delay_s, data))
+
+    def _write(self, way: _Direction) -> None:
+        try:
+            way.due = way.due[way.sink.send(way.due) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._end(way)
+
+    def _end(self, way: _Direction) -> None:
+        """Both ends go: what speaks gRPC has no half-open connections."""
+        self._directions = [other for other in self._directions if other.source not in (way.source, way.sink)]
+        way.source.close()
+        way.sink.close()
+
+
+def main(addresses: Sequence[str]) -> None:
+    """Runs until standard input ends."""
+    exact_sleeps()
+    loop = DelayLoop([(host, int(port)) for host, _, port in (address.rpartition(":") for address in addresses)])
+    sys.stdout.write(json.dumps(loop.ports) + "\n")
+    sys.stdout.flush()
+    pending = b""
+    while True:
+        if not loop.turn(sys.stdin.fileno()):
+            continue
+        data = os.read(sys.stdin.fileno(), _CHUNK_BYTES)
+        if not data:
+            return
+        *lines, pending = (pending + data).split(b"\n")
+        if lines:
+            loop.delay_s = float(lines[-1]) / 1e3
+
+
+class DelayProxy:
+    """The proxy as a child process. Use as an async context manager.
+
+    Args:
+        addresses: host:port of each service behind it.
+
+    Attributes:
+        addresses: where these are reached through it, once it runs.
+    """
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._targets = tuple(addresses)
+        self._process: asyncio.subprocess.Process | None = None
+        self.addresses: tuple[str, ...] = ()
+
+    @property
+    def pid(self) -> int:
+        """Its process id; 0 while it does not run."""
+        return self._process.pid if self._process else 0
+
+    async def __aenter__(self) -> Self:
+        self._process = process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "paceline.benchmark.delay_proxy",
+            *self._targets,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                line = await process.stdout.readline() if process.stdout else b""
+            self.addresses = tuple(f"{_HOST}:{port}" for port in json.loads(line))
+        except (TimeoutError, ValueError) as error:
+            await self.stop()
+            raise Unavailable(f"the delay proxy does not start: {error}") from error
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def delay(self, rtt_ms: float) -> None:
+        """From now on a round trip takes so much longer, in milliseconds; bytes on their way keep their time."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(f"{rtt_ms / 2}\n".encode())
+            await self._process.stdin.drain()
+
+    async def stop(self) -> None:
+        """Ends it, with all connections through it."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -27,6 +27,18 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
+EMPTY_HASH = _signed(_OFFSET)
+"""Hash of no tokens."""
+
+
+def extend_hash(prefix_hash: int, tokens: Iterable[int]) -> int:
+    """Hash of a sequence and further tokens after it: what was hashed need not be kept."""
+    state = prefix_hash & _MASK
+    for token in tokens:
+        state = _step(state, token)
+    return _signed(state)
+
+
 class TokenLog:
     """Append-only tokens with crop, and the hash of each prefix [0, n) as a signed 64-bit integer."""
 

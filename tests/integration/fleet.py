@@ -280,19 +280,17 @@ class Fleet:
         num_drafters = options.num_drafters if options.method else 0
         self.drafters: list[DrafterNode] = [Node(self._drafter_life, options.server) for _ in range(num_drafters)]
         self.address = ""
-        self.gateway = GatewayService(
-            GatewaySettings(
-                model=str(self.folder),
-                **{
-                    "verifiers": tuple(node.address for node in self.verifiers),
-                    "drafters": tuple(node.address for node in self.drafters),
-                    "model_name": MODEL,
-                    "http_port": None,
-                    **options.settings,
-                },
-            ),
-            options.store,
-        )
+        self.gateway = self._new_gateway()
+
+    def _new_gateway(self) -> GatewayService:
+        settings = {
+            "verifiers": tuple(node.address for node in self.verifiers),
+            "drafters": tuple(node.address for node in self.drafters),
+            "model_name": MODEL,
+            "http_port": None,
+            **self.options.settings,
+        }
+        return GatewayService(GatewaySettings(model=str(self.folder), **settings), self.options.store)
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -309,7 +307,7 @@ class Fleet:
             for node in fleet.nodes:
                 stack.push_async_callback(node.close)
                 await node.boot()
-            await stack.enter_async_context(fleet._serve())
+            fleet.address = await stack.enter_async_context(fleet._serve(fleet.gateway))
             yield fleet
 
     async def add_verifier(self) -> VerifierNode:
@@ -340,29 +338,39 @@ class Fleet:
         return [*self.verifiers, *self.drafters]
 
     @contextlib.asynccontextmanager
-    async def _serve(self) -> AsyncIterator[None]:
-        server = GrpcServer(ServiceSettings(), self.gateway.grpc_services)
-        self.gateway.register(server.server)
-        self.address = await server.start()
+    async def another_gateway(self) -> AsyncIterator[tuple[GatewayService, str]]:
+        """A second gateway with the same replicas and settings, and its address; they share only a store on a server,
+        or the one of the options."""
+        gateway = self._new_gateway()
+        async with self._serve(gateway) as address:
+            yield gateway, address
+
+    @contextlib.asynccontextmanager
+    async def _serve(self, gateway: GatewayService) -> AsyncIterator[str]:
+        server = GrpcServer(ServiceSettings(), gateway.grpc_services)
+        gateway.register(server.server)
+        address = await server.start()
         async with Supervisor("gateway") as supervisor:
             try:
-                await self.gateway.start(supervisor, lambda healthy: None)
-                yield
-                await self.quiet()
+                await gateway.start(supervisor, lambda healthy: None)
+                yield address
+                await self.quiet(gateway)
             finally:
-                await self.gateway.stop()
+                await gateway.stop()
                 await server.stop(1.0)
         assert not supervisor.children
 
-    async def quiet(self) -> None:
+    async def quiet(self, gateway: GatewayService | None = None) -> None:
         """Oracle 5: returns when nothing runs anywhere any more."""
-        sessions, pools = self.gateway.sessions, (self.gateway.verifiers, self.gateway.drafters)
+        gateway = gateway or self.gateway
+        sessions, pools = gateway.sessions, (gateway.verifiers, gateway.drafters)
         await until(lambda: not sessions.num_running and not sessions.actors)
         await until(lambda: all(pool is None or pool.num_sessions + pool.num_searching == 0 for pool in pools))
         await until(lambda: all(node.num_sessions == 0 for node in self.nodes))
 
     def client(self, api_key: str | None = None) -> AsyncClient:
-        return AsyncClient(self.address, api_key=api_key)
+        """One that tells everything: it resumes nothing by itself."""
+        return AsyncClient(self.address, api_key=api_key, resume=None)
 
     def request(
         self,

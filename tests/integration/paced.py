@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -83,7 +83,7 @@ class Stream:
     def __init__(self, client: AsyncClient, request: GenerationRequest, pace: Pace) -> None:
         self.events: list[GenerationEvent] = []
         self.pace = pace
-        self._iterator = cast("AsyncGenerator[GenerationEvent]", client.generate(request, timeout_s=TIMEOUT_S))
+        self._iterator = client.generate(request, timeout_s=TIMEOUT_S)
 
     async def tokens(self, count: int) -> None:
         """Reads until at least `count` tokens have come; after that the next pass has begun and waits."""

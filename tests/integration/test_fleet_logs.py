@@ -84,7 +84,7 @@ async def everything_that_can_happen(fleet: Fleet) -> list[str]:
             await generate(client, fleet.request(TextPrompt(POISON + MARKER), sampling=ENDLESS))
         stream = client.generate(fleet.request(TextPrompt(MARKER), max_tokens=200, sampling=ENDLESS))
         texts += [event.text async for event in _first(stream, 4) if isinstance(event, Chunk)]
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
         await fleet.verifiers[0].kill()
         await fleet.verifiers[0].boot()
         texts.append((await generate(client, fleet.request(TextPrompt(MARKER), sampling=ENDLESS))).text)

@@ -113,7 +113,7 @@ async def test_a_storm_of_clients_that_leave_at_any_moment(tmp_path: Path) -> No
                 events -= 1
                 if events <= 0:
                     break
-            await stream.aclose()  # type: ignore[attr-defined]
+            await stream.aclose()
 
         await asyncio.gather(*[leave_after(source.randint(1, 14)) for _ in range(40)])
         await fleet.quiet()

@@ -150,6 +150,7 @@ class FindReplica:
         method: only drafters that offer this method; verifiers that draft by it first; empty for any.
         context_len: tokens that the session may come to hold; 0 where a smaller context is of use too.
         features: those that the session's verifier serves: drafters that build on others are of no use to it.
+        prefer: address to take if nothing speaks against it, such as one that holds the session's rows; empty for none.
     """
 
     session: str
@@ -159,6 +160,7 @@ class FindReplica:
     method: str = ""
     context_len: int = 0
     features: FeatureFormat | None = None
+    prefer: str = ""
 
 
 @dataclass(frozen=True, slots=True)

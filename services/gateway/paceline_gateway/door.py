@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import secrets
 import uuid
+from collections.abc import Iterator
 
-from paceline.errors import Cancelled, NotFound, PacelineError, Unavailable
+from paceline.errors import Cancelled, Fenced, NotFound, PacelineError, Unavailable
 from paceline.generation import ServedModel
-from paceline.session.store import SessionRecord, SessionState, busy_session, unknown_session
+from paceline.session.store import AppendOutcome, SessionRecord, SessionState, busy_session, unknown_session
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.commit import Committer
-from paceline.text.request import ChatPrompt, GenerationRequest, PreparedRequest, TextPrompt, TokenPrompt
+from paceline.text.request import (
+    ChatPrompt,
+    GenerationRequest,
+    PreparedRequest,
+    ResumeRequest,
+    TextPrompt,
+    TokenPrompt,
+)
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.validation import prepare
 from paceline_gateway.caller import Caller
-from paceline_gateway.generation import Generation
+from paceline_gateway.generation import EndedGeneration, Generation
 from paceline_gateway.plan import EPOCH_OF_A_NEW_SESSION, GenerationPlan
+from paceline_gateway.resumption import Replay, Resumption, replay_record
 from paceline_gateway.services import SessionServices
 from paceline_gateway.session_actor import SessionActor
-from paceline_gateway.sessions import Sessions
+from paceline_gateway.sessions import Permit, Sessions
 
 _SHOWN_CHARS = 128
 """Of a name that a client made up, in an error message."""
+
+_MAX_TAKE_OVERS = 3
+"""Attempts to take a session over that others resume at the same moment."""
 
 _INLINE_LENGTH = 4096
 """Longer prompts are read in a thread: to tokenize a megabyte takes a second, to check a million ids a tenth of one."""
@@ -114,40 +127,114 @@ class Door:
             Unavailable: no verifier, or the gateway is shutting down.
             SessionBusy: a generation runs on the session, here or elsewhere.
         """
-        arrived_at = asyncio.get_running_loop().time()
-        metrics = self._services.metrics
+        with self._counting() as arrived_at:
+            self._check_model(request.model)
+            with self._preparing() as permit:
+                actor = await self._make_actor(request, caller, arrived_at)
+                self._sessions.run(actor)
+                return Generation(actor, permit)
+
+    async def resume(self, asked: ResumeRequest, caller: Caller) -> Generation | EndedGeneration:
+        """Goes on with a session, whoever ran it before. Whoever gets it calls its `leave` in any case.
+
+        Args:
+            asked: which, and what the client has of it.
+            caller: who asks.
+
+        Raises:
+            NotFound: there is no such session, it is somebody else's, or its model is not served here.
+            InvalidArgument: the client asks for tokens of the prompt.
+            DataLoss: the client has other tokens than the session's.
+            CapacityExceeded: too many generations run.
+            Unavailable: the store does not answer, there is no verifier, or the gateway is shutting down.
+            Fenced: the session is resumed by somebody else at the same time.
+        """
+        with self._counting() as arrived_at, self._preparing() as permit:
+            await self._sessions.wait_recorded(asked.session, caller.tenant)
+            replay = await self._take_over(asked, caller)
+            record = replay.record
+            plan = self._plan(replay.prepared, caller, record.epoch, replay.resumption)
+            if replay.finish is None:
+                actor = SessionActor(plan, replay.committer, self._services, self._warnings(plan), arrived_at)
+                await self._sessions.replace(actor)
+                self._services.metrics.session_resumed()
+                return Generation(actor, permit)
+            if record.state is SessionState.RUNNING:  # its gateway died right before it could say so
+                ended = (SessionState.FINISHED, replay.finish.value)
+                await self._services.store.finish(record.session, record.epoch, record.owner, *ended)
+            return EndedGeneration(record.session, replay.events(plan.promise), permit)
+
+    async def _take_over(self, asked: ResumeRequest, caller: Caller) -> Replay:
+        """The session as it was left; this gateway owns it from then on, unless the generation has ended."""
+        owner = self._services.owner
+        for _ in range(_MAX_TAKE_OVERS):
+            replay = await self._replay(asked, caller)
+            if replay.record.state is SessionState.FINISHED:
+                return replay
+            if replay.finish is None:
+                await self._wait_for_verifier()
+            outcome = await self._services.store.take_over(replay.record, owner)
+            if outcome is AppendOutcome.APPLIED:
+                # Whoever had it may have recorded more until this moment, and nothing after it.
+                mine = await self._replay(asked, caller)
+                if (mine.record.owner, mine.record.epoch) == (owner, replay.record.epoch + 1):
+                    return mine
+        raise Fenced(f"session {asked.session!r} is being resumed by somebody else at this moment", field="session")
+
+    async def _replay(self, asked: ResumeRequest, caller: Caller) -> Replay:
         try:
-            return await self._start(request, caller, arrived_at)
+            record = await self.record(asked.session, caller)
+        except Unavailable as error:
+            raise Unavailable(
+                f"no session can be resumed while the session store does not answer; try again later ({error.message})"
+            ) from error
+        self._check_model(record.model)
+        if record.committed_len > _INLINE_LENGTH:
+            return await asyncio.to_thread(replay_record, record, asked, self._tokenizer)
+        return replay_record(record, asked, self._tokenizer)
+
+    def _check_model(self, model: str) -> None:
+        if model not in ("", self._settings.model):
+            raise NotFound(
+                f"model {model[:_SHOWN_CHARS]!r} is not served here; served is {self._settings.model!r}", field="model"
+            )
+
+    @contextlib.contextmanager
+    def _counting(self) -> Iterator[float]:
+        """Counts how a request fails before it runs; gives the time of its arrival."""
+        clock, metrics = asyncio.get_running_loop().time, self._services.metrics
+        arrived_at = clock()
+        try:
+            yield arrived_at
         except asyncio.CancelledError:
-            took_s = asyncio.get_running_loop().time() - arrived_at
-            metrics.request_failed(Cancelled("the client has left"), took_s)
+            metrics.request_failed(Cancelled("the client has left"), clock() - arrived_at)
             raise
         except Exception as error:
             metrics.request_refused(error if isinstance(error, PacelineError) else PacelineError(str(error)))
             raise
 
-    async def _start(self, request: GenerationRequest, caller: Caller, arrived_at: float) -> Generation:
-        if request.model not in ("", self._settings.model):
-            raise NotFound(
-                f"model {request.model[:_SHOWN_CHARS]!r} is not served here; served is {self._settings.model!r}",
-                field="model",
-            )
+    @contextlib.contextmanager
+    def _preparing(self) -> Iterator[Permit]:
+        """Gives a permit, which is kept unless the preparation fails.
+
+        Raises:
+            CapacityExceeded: too many generations run.
+            Unavailable: the gateway is starting or shutting down.
+        """
         permit = self._sessions.admit()
         self._num_preparing += 1
         try:
-            actor = await self._make_actor(request, caller, arrived_at)
-            self._sessions.run(actor)
+            yield permit
         except BaseException:
             permit.release()
             raise
         finally:
             self._num_preparing -= 1
-        return Generation(actor, permit)
 
     async def _make_actor(self, request: GenerationRequest, caller: Caller, arrived_at: float) -> SessionActor:
         await self._wait_for_verifier()
         prepared = await self._prepare(request)
-        plan = self._plan(prepared, caller, await self._next_epoch(request.session, caller))
+        plan = self._plan(prepared, caller, await self._next_epoch(request.session, caller), None)
         committer = Committer(self._tokenizer, prepared.end, prepared.prompt_ids)
         return SessionActor(plan, committer, self._services, self._warnings(plan), arrived_at)
 
@@ -206,7 +293,9 @@ class Door:
             )
         return record.epoch + 1
 
-    def _plan(self, prepared: PreparedRequest, caller: Caller, epoch: int) -> GenerationPlan:
+    def _plan(
+        self, prepared: PreparedRequest, caller: Caller, epoch: int, resumption: Resumption | None
+    ) -> GenerationPlan:
         request = prepared.request
         options = request.speculation
         num_draft_tokens = (
@@ -233,6 +322,8 @@ class Door:
             tenant=caller.tenant,
             request_id=caller.request_id,
             logged_prompt=request.prompt if self._settings.log_prompts else None,
+            speculation=options,
+            resumption=resumption,
         )
 
     def _warnings(self, plan: GenerationPlan) -> tuple[str, ...]:

@@ -103,6 +103,15 @@ class Commit:
     logprobs: tuple[TokenLogprobs, ...]
     texts: tuple[str, ...]
 
+    def since(self, start: int) -> Commit | None:
+        """What of it is at or after an index of the session; None if nothing is."""
+        cut = start - self.from_len
+        if cut <= 0:
+            return self
+        if cut >= len(self.tokens):
+            return None
+        return Commit(start, self.tokens[cut:], self.origins[cut:], self.logprobs[cut:], self.texts[cut:])
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:

@@ -1,6 +1,9 @@
-"""A running generation as a door sees it: read its events, then leave."""
+"""A generation as a door sees it, running or over: read its events, then leave."""
 
 from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
 
 from paceline.errors import Cancelled
 from paceline.generation import GenerationEvent
@@ -44,4 +47,27 @@ class Generation:
         """The client has been served or has left: ends what still runs and gives the permit back. Repeatable."""
         # Once the generation has ended this does nothing.
         self._actor.cancel(Cancelled("the client has left"))
+        self._permit.release()
+
+
+class EndedGeneration:
+    """One that has ended before; its client still lacks a part of it. Read and left as a running one.
+
+    Args:
+        session: name of its session.
+        events: what the client lacks.
+        permit: was given for it.
+    """
+
+    def __init__(self, session: str, events: Iterable[GenerationEvent], permit: Permit) -> None:
+        self.session = session
+        self._events = deque(events)
+        self._permit = permit
+
+    async def next(self) -> GenerationEvent | None:
+        """The next event; None at the end."""
+        return self._events.popleft() if self._events else None
+
+    def leave(self) -> None:
+        """The client has been served or has left: gives the permit back. Repeatable."""
         self._permit.release()

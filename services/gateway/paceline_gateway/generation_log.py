@@ -39,6 +39,8 @@ class GenerationLog:
             "max_tokens": plan.max_tokens,
             "num_draft_tokens": plan.num_draft_tokens,
         }
+        if plan.resumption is not None:
+            extra["resumed_at"] = plan.resumption.next_token
         if plan.logged_prompt is not None:
             extra["prompt"] = _readable(plan.logged_prompt)
         logger.info("generation started", extra=extra)

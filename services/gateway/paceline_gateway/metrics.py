@@ -99,6 +99,7 @@ class GatewayMetrics:
         self._refusals = self._counter("request_refused", "Requests that were refused at the door.", "code")
         self._all_requests_s = self._counter("request_seconds", "Time of all requests that have ended, in seconds.")
         self._store_errors = self._counter("store_errors", "Writes that the session store did not take.", "code")
+        self._resumes = self._counter("session_resumes", "Sessions that went on here after their stream had broken.")
         for reason in FinishReason:
             self._successes.labels(reason.value)
         for error in (CapacityExceeded, InvalidArgument, PayloadTooLarge, Unauthenticated, Unavailable):
@@ -169,6 +170,10 @@ class GatewayMetrics:
         """A request that was admitted has failed, or its client has left."""
         self._failures.labels(error.code).inc()
         self._all_requests_s.inc(total_s)
+
+    def session_resumed(self) -> None:
+        """A session goes on here."""
+        self._resumes.inc()
 
     def request_refused(self, error: PacelineError) -> None:
         """A request was refused at a door."""

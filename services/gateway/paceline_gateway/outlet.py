@@ -62,6 +62,7 @@ class Outlet:
             positions,
             ack_timeout_s=limits.ack_timeout_s,
             touch_every_s=limits.record_expiry_s / 3,
+            stored=plan.resumption is not None,
         )
         self._outcome: Finish | PacelineError | None = None
         self._terminal_at: float | None = None
@@ -101,9 +102,12 @@ class Outlet:
         return self._journal.settled or now >= self._terminal_at + self._repair_s
 
     def commit(self, commit: Commit) -> None:
-        """Tokens became final."""
+        """Tokens became final; those that the client has from before are recorded only."""
         self._num_tokens += len(commit.tokens)
-        self._journal.add(commit)
+        resumption = self._plan.resumption
+        wanted = commit if resumption is None else commit.since(resumption.next_token)
+        if wanted is not None:
+            self._journal.add(wanted)
 
     def finish(self, finish: Finish) -> None:
         """The generation has ended by itself."""
@@ -163,6 +167,8 @@ class Outlet:
         plan = self._plan
         warnings = (*self._warnings, _NOT_STORED) if self._journal.silent else self._warnings
         self.client.put(Started(plan.session, plan.model, len(plan.prompt), plan.sampling.seed, plan.promise, warnings))
+        if plan.resumption is not None and plan.resumption.tail is not None:
+            self._journal.add(plan.resumption.tail)
 
     def _may_end(self, outcome: Finish | PacelineError) -> bool:
         """Whether nothing has to come before the terminal message any more."""
@@ -178,7 +184,8 @@ class Outlet:
             self._metrics.request_failed(outcome, evidence.total_ms / 1e3)
         else:
             self._metrics.request_answered(outcome.reason, self._num_tokens, evidence)
-            self.client.put(Finished(outcome.reason, prompt_tokens, self._num_tokens, evidence, outcome.stop_string))
+            num_tokens = len(self._plan.committed) - prompt_tokens + self._num_tokens
+            self.client.put(Finished(outcome.reason, prompt_tokens, num_tokens, evidence, outcome.stop_string))
         self.lines.ended(outcome, self._num_tokens, evidence)
 
 
@@ -193,5 +200,8 @@ def _first_record(plan: GenerationPlan, owner: str) -> SessionRecord:
         sampling=plan.sampling,
         rule=plan.rule,
         generation_start=len(plan.prompt),
-        tokens=plan.prompt,
+        tokens=plan.committed,
+        max_tokens=plan.max_tokens,
+        stop=plan.stop,
+        speculation=plan.speculation,
     )

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from paceline.generation import Promise
 from paceline.messages import AcceptanceRule, Open, SamplingParams
-from paceline.text.request import Prompt
+from paceline.text.request import Prompt, SpeculationOptions
 from paceline.token_log import TokenLog
+from paceline_gateway.resumption import Resumption
 
 EPOCH_OF_A_NEW_SESSION = 1
 
@@ -34,6 +35,8 @@ class GenerationPlan:
         tenant: owner of the session; empty without API keys.
         request_id: name of the request in logs.
         logged_prompt: the prompt as it was sent; None where prompts and generated text are not logged.
+        speculation: what the request said of speculation.
+        resumption: where the generation goes on; None for one that begins.
     """
 
     session: str
@@ -53,6 +56,13 @@ class GenerationPlan:
     tenant: str = ""
     request_id: str = ""
     logged_prompt: Prompt | None = None
+    speculation: SpeculationOptions = SpeculationOptions()  # noqa: RUF009  (frozen)
+    resumption: Resumption | None = None
+
+    @property
+    def committed(self) -> tuple[int, ...]:
+        """Tokens that are final from the start: the prompt, and what was generated before."""
+        return self.prompt if self.resumption is None else self.prompt + self.resumption.recorded
 
     @property
     def promise(self) -> Promise:

@@ -317,12 +317,13 @@ class Pool:
         fits_features = is_verifier or replica.finds_features(find.features)
         return replica if fits_method and fits_context and fits_features else None
 
-    def _rank(self, link: Link, replica: Replica, find: FindReplica) -> tuple[bool, bool, bool, bool, int]:
+    def _rank(self, link: Link, replica: Replica, find: FindReplica) -> tuple[bool, bool, bool, bool, bool, int]:
         return (
             link.turns_away,
             link.address == find.avoid,
             self.is_silent(link.address),
             bool(find.method) and not replica.drafts_by(find.method),
+            link.address != find.prefer,
             link.num_sessions,
         )
 

@@ -58,7 +58,7 @@ class RoundLoop:
         self._wants_drafter = False
         self._served: FeatureFormat | None = None
         self.over = False
-        self.log = TokenLog(plan.prompt)
+        self.log = TokenLog(plan.committed)
         self.evidence = EvidenceCounters(now)
         self.verifier = VerifierLane(plan, self.log, patience, self._effects)
         self.drafter = DrafterLane(plan, self.log, patience, self.evidence, self._effects)
@@ -205,6 +205,8 @@ class RoundLoop:
         count, tokens = committed.num_tokens, committed.token_ids
         from_len = len(self.log)
         self.log.extend(tokens)
+        if self._plan.resumption is not None:
+            self._plan.resumption.check(self.log.tokens, from_len, ended=committed.finish is not None)
         book = self.drafter.book
         self.evidence.judged(block, len(event.accepted_path), count, book.method)
         self.evidence.verified(event.timing, verdict.round_trip_s)

@@ -12,19 +12,22 @@ from typing import Any
 import grpc.aio
 
 from paceline.errors import Unavailable
-from paceline.generation import SessionInfo
+from paceline.generation import GenerationEvent, SessionInfo
 from paceline.runtime.logs import bind_log_context
 from paceline.session.store import SessionRecord
 from paceline.v1 import gateway_pb2, gateway_pb2_grpc
 from paceline.wire.generation import (
     generate_request_from_pb,
     generation_event_to_pb,
+    resume_event_to_pb,
+    resume_request_from_pb,
     served_model_to_pb,
     session_info_to_pb,
 )
 from paceline_gateway.api_keys import ApiKeys
 from paceline_gateway.caller import REQUEST_ID_HEADER, Caller, request_id_of
 from paceline_gateway.door import Door
+from paceline_gateway.generation import EndedGeneration, Generation
 from paceline_gateway.metrics import GatewayMetrics
 
 
@@ -63,19 +66,18 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServicer):
         caller = await self._enter(context)
         with self._metrics.counting_refusals():
             door, asked = self.door, generate_request_from_pb(request)
-        generation = await door.start(asked, caller)
-        bind_log_context(session=generation.session)
+        async for event in _events(await door.start(asked, caller), context):
+            yield generation_event_to_pb(event)
 
-        def ended(_context: object = None) -> None:
-            generation.leave()
-
-        # A generator that is left in the middle is closed some time later; the rpc's end is known at once.
-        context.add_done_callback(ended)  # type: ignore[arg-type]  # the stubs want a class of their own
-        try:
-            while (event := await generation.next()) is not None:
-                yield generation_event_to_pb(event)
-        finally:
-            generation.leave()
+    async def Resume(  # noqa: N802
+        self, request: gateway_pb2.ResumeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[gateway_pb2.ResumeResponse]:
+        """Goes on with a session that the client made."""
+        caller = await self._enter(context)
+        with self._metrics.counting_refusals():
+            door = self.door
+        async for event in _events(await door.resume(resume_request_from_pb(request), caller), context):
+            yield resume_event_to_pb(event)
 
     async def GetSession(  # noqa: N802
         self, request: gateway_pb2.GetSessionRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -107,6 +109,24 @@ class GenerationServicer(gateway_pb2_grpc.GenerationServicer):
         if tenant:
             bind_log_context(tenant=tenant)
         return Caller(tenant, request_id)
+
+
+async def _events(
+    generation: Generation | EndedGeneration, context: grpc.aio.ServicerContext[Any, Any]
+) -> AsyncIterator[GenerationEvent]:
+    """The events of a generation, which is left when the rpc ends, however it ends."""
+    bind_log_context(session=generation.session)
+
+    def ended(_context: object = None) -> None:
+        generation.leave()
+
+    # A generator that is left in the middle is closed some time later; the rpc's end is known at once.
+    context.add_done_callback(ended)  # type: ignore[arg-type]  # the stubs want a class of their own
+    try:
+        while (event := await generation.next()) is not None:
+            yield event
+    finally:
+        generation.leave()
 
 
 def _session_info(record: SessionRecord) -> SessionInfo:

@@ -100,6 +100,11 @@ class SessionActor:
         return self._plan.session
 
     @property
+    def epoch(self) -> int:
+        """Its fencing number."""
+        return self._plan.epoch
+
+    @property
     def tenant(self) -> str:
         """Whose it is; empty without API keys."""
         return self._plan.tenant
@@ -352,6 +357,7 @@ class SessionActor:
                 method=plan.method,
                 context_len=len(plan.prompt) + plan.max_tokens if is_verifier else 0,
                 features=None if is_verifier else self._loop.verifier.features,
+                prefer="" if plan.resumption is None else plan.resumption.used(lane),
             )
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from paceline.errors import CapacityExceeded, SessionBusy, Unavailable
+from paceline.errors import CapacityExceeded, Fenced, SessionBusy, Unavailable
 from paceline.runtime.supervisor import OnError, Supervisor
 from paceline.session.store import unknown_session
 from paceline_gateway.session_actor import SessionActor
@@ -117,14 +117,39 @@ class Sessions:
             NotFound: the session is another tenant's.
             SessionBusy: a generation of that name is running, or cannot complete its record.
         """
+        await self.wait_recorded(session, tenant)
+        self._check_free(session, tenant)
+
+    async def wait_recorded(self, session: str, tenant: str) -> None:
+        """Gives a generation of that name that has served its client a moment to complete its record."""
         try:
             async with asyncio.timeout(_RECORD_WAIT_S):
                 while (actor := self._actors.get(session)) is not None and actor.tenant == tenant and actor.served:
-                    self._one_ended.clear()
-                    await self._one_ended.wait()
+                    await self._wait_for_an_end()
         except TimeoutError:
             pass
-        self._check_free(session, tenant)
+
+    async def replace(self, actor: SessionActor) -> None:
+        """Starts an actor in place of the one of that name that runs here under an older epoch, if there is one.
+
+        Raises:
+            NotFound: the session is another tenant's.
+            Fenced: the one here is newer.
+        """
+        name = actor.session
+        while (there := self._actors.get(name)) is not None:
+            if there.tenant != actor.tenant:
+                raise unknown_session(name)
+            taken = Fenced(f"session {name!r} was resumed by a later call, which goes on with it", field="session")
+            if there.epoch >= actor.epoch:
+                raise taken
+            there.cancel(taken)
+            await self._wait_for_an_end()
+        self.run(actor)
+
+    async def _wait_for_an_end(self) -> None:
+        self._one_ended.clear()
+        await self._one_ended.wait()
 
     def _check_free(self, session: str, tenant: str) -> None:
         actor = self._actors.get(session)
@@ -133,7 +158,8 @@ class Sessions:
         if actor.tenant != tenant:
             raise unknown_session(session)
         raise SessionBusy(
-            f"a generation is running on session {session!r}: wait for its end, or use another name", field="session"
+            f"a generation is running on session {session!r}: wait for its end, go on with it by Resume, or use another name",
+            field="session",
         )
 
     def _ended(self, name: str) -> None:
@@ -151,11 +177,10 @@ class Sessions:
         """Ends every generation that still runs with an error, and gives their records a moment."""
         self._draining = True
         for actor in list(self._actors.values()):
-            actor.cancel(Unavailable("the gateway is shutting down; start again on another one"))
+            actor.cancel(Unavailable("the gateway is shutting down; resume the session on another one"))
         try:
             async with asyncio.timeout(grace_s):
                 while self._actors:
-                    self._one_ended.clear()
-                    await self._one_ended.wait()
+                    await self._wait_for_an_end()
         except TimeoutError:
             logger.warning("%d records could not be completed", len(self._actors))

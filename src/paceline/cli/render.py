@@ -14,7 +14,7 @@ STYLES = {
     TokenOrigin.BONUS: "cyan",
     TokenOrigin.RECOVERED: "yellow",
     TokenOrigin.PLAIN: "",
-    TokenOrigin.RECORDED: "",
+    TokenOrigin.RECORDED: "dim",
 }
 """Colour of a token by where it came from."""
 

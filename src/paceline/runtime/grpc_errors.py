@@ -80,6 +80,11 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> PacelineError:
     return from_failure(Failure(by_status.get(error.code().name, PacelineError.code), message))
 
 
+def is_peers_word(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the other side has raised it, and not the connection to it or something in between."""
+    return any(key == _DETAILS_KEY for key, _ in error.trailing_metadata() or ())
+
+
 def _failure_from_status(status: status_pb2.Status) -> Failure | None:
     info = error_details_pb2.ErrorInfo()
     for detail in status.details:

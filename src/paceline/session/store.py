@@ -6,7 +6,7 @@ owner that was replaced can change nothing, nor one whose record was lost and wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -71,7 +71,7 @@ class SessionRecord:
     finish_reason: str = ""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
-    speculation: SpeculationOptions = SpeculationOptions()
+    speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
 
     @property
     def committed_len(self) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from paceline.messages import AcceptanceRule, SamplingParams
 from paceline.text.commit import EndSettings
-from paceline.token_log import TokenLog
+from paceline.token_log import EMPTY_HASH, extend_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +94,12 @@ class ResumeRequest:
     Attributes:
         session: its name.
         next_token: index in the session of the first token that the client lacks; None for the generation's first.
-        ids_hash: hash of the generated ids before it, as `TokenLog` makes it.
+        ids_hash: hash of the generated ids before it, as `extend_hash` makes it.
     """
 
     session: str
     next_token: int | None = None
-    ids_hash: int = field(default_factory=lambda: TokenLog().hash_at(0))
+    ids_hash: int = EMPTY_HASH
 
     @classmethod
     def after(cls, session: str, prompt_tokens: int, token_ids: Iterable[int]) -> ResumeRequest:
@@ -110,8 +110,8 @@ class ResumeRequest:
             prompt_tokens: from `Started`.
             token_ids: all ids that came in its chunks.
         """
-        log = TokenLog(token_ids)
-        return cls(session, prompt_tokens + len(log), log.hash_at(len(log)))
+        ids = tuple(token_ids)
+        return cls(session, prompt_tokens + len(ids), extend_hash(EMPTY_HASH, ids))
 
 
 @dataclass(frozen=True, slots=True)

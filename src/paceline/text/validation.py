@@ -93,7 +93,18 @@ def prepare(
     max_new_tokens = fit_context(
         len(prompt_ids), request.max_tokens, request.sampling.min_tokens, max_model_len=max_model_len
     )
-    end = EndSettings(
+    return PreparedRequest(prompt_ids, end_settings(request, tokenizer, max_new_tokens), request)
+
+
+def end_settings(request: GenerationRequest, tokenizer: Tokenizer, max_new_tokens: int) -> EndSettings:
+    """When a request's generation ends.
+
+    Args:
+        request: a checked one.
+        tokenizer: the model's.
+        max_new_tokens: most tokens, of which there is room in the context.
+    """
+    return EndSettings(
         max_new_tokens=max_new_tokens,
         eos_token_ids=frozenset(tokenizer.eos_token_ids),
         stop_token_ids=frozenset(request.sampling.stop_token_ids),
@@ -101,7 +112,6 @@ def prepare(
         min_tokens=request.sampling.min_tokens,
         ignore_eos=request.sampling.ignore_eos,
     )
-    return PreparedRequest(prompt_ids, end, request)
 
 
 def validate(

@@ -77,6 +77,80 @@ def methods(
         shown.print(f"written to {write_report('methods', result, out)}", markup=False)
 
 
+@bench_app.command()
+def scale(
+    sessions: Annotated[
+        list[int] | None, typer.Option(min=1, help="Generations at once; may be given again. Default: 1.")
+    ] = None,
+    verifiers: Annotated[int, typer.Option(min=1, help="Verifier processes.")] = 1,
+    drafters: Annotated[int, typer.Option(min=1, help="Drafter processes.")] = 1,
+    rtt_ms: Annotated[
+        list[float] | None,
+        typer.Option(
+            min=0, help="Round trip between gateway and replicas, in milliseconds; may be given again. Default: 0.2."
+        ),
+    ] = None,
+    way: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Measure this way only; may be given again: plain, 'one process' (no service between; for one "
+            "session), sequential, ahead. Default: all."
+        ),
+    ] = None,
+    acceptance: Annotated[float, typer.Option(min=0, max=1, help="How often a draft token is right.")] = 0.8,
+    num_speculative_tokens: Annotated[int, typer.Option(min=1, max=16, help="Block size.")] = 4,
+    verify_ms: Annotated[float, typer.Option(min=0, help="A verifier's pass, in milliseconds.")] = 30.0,
+    draft_ms: Annotated[float, typer.Option(min=0, help="A drafter's pass, in milliseconds.")] = 3.0,
+    token_ms: Annotated[float, typer.Option(min=0, help="Each token of a pass beyond that, in milliseconds.")] = 0.05,
+    seconds: Annotated[float, typer.Option(min=1, help="How long each way of each case is counted.")] = 10.0,
+    repeats: Annotated[int, typer.Option(min=1, help="Of each case; ways take turns.")] = 3,
+    out: Annotated[Path, typer.Option(help="Folder for scale.json.")] = Path("paceline-bench"),
+    plot: Annotated[
+        Path | None, typer.Option(help="PNG file: goodput over the round trip, of the first number of sessions.")
+    ] = None,
+    log_dir: opt.LogDir = Path("paceline-logs"),
+) -> None:
+    """A fleet of simulated devices against its ideal: what gateway, wire and Redis cost, without a GPU.
+
+    Services, wire and Redis are real processes; a pass only takes a stated time, and drafts are right at a stated rate.
+    Prints goodput, its share of what the same devices could reach without any software, and the processor time of each
+    part per round, and writes them as JSON. The machine should be quiet and have a core for the gateway.
+    """
+    from paceline.benchmark.report import write_report
+    from paceline.benchmark.scale import WAYS, ScalePlan, measure_scale
+    from paceline.benchmark.scale_fleet import ScaleOptions
+    from paceline.benchmark.scale_table import check_plotting, notes, plot_distances, scale_table
+    from paceline.cli.console import err
+    from paceline.cli.console import out as console_out
+    from paceline.engine.simulated.pass_time import PassTime
+
+    numbers = tuple(sessions or [1])
+    options = ScaleOptions(
+        verifiers=verifiers,
+        drafters=drafters,
+        max_sessions=max(numbers),
+        num_speculative_tokens=num_speculative_tokens,
+        acceptance=acceptance,
+        verify_pass=PassTime(verify_ms, token_ms),
+        draft_pass=PassTime(draft_ms, token_ms),
+    )
+    plan = ScalePlan(options, numbers, tuple(rtt_ms or [0.2]), tuple(way or WAYS), seconds, repeats)
+    plan.check()
+    if plot is not None:
+        check_plotting()
+    console = err()
+    result = asyncio.run(measure_scale(plan, log_dir, lambda line: console.print(line, style="dim", markup=False)))
+    shown = console_out()
+    shown.width = max(shown.width, 160)
+    shown.print(scale_table(result))
+    for line in notes(result):
+        shown.print(line, markup=False)
+    shown.print(f"written to {write_report('scale', result, out)}", markup=False)
+    if plot is not None:
+        plot_distances(plot, [row for row in result.rows if row.sessions == numbers[0]])
+        shown.print(f"plotted in {plot}", markup=False)
+
+
 def _heads(given: list[str]) -> dict[str, str]:
     """Folders by method.
 

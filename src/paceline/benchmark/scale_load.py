@@ -1,0 +1,107 @@
+"""N sessions that write without end, through one gateway of a fleet of simulated devices."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from paceline.client import AsyncClient
+from paceline.generation import Chunk
+from paceline.messages import SamplingParams
+from paceline.text.request import GenerationRequest, SpeculationOptions, TokenPrompt
+
+_PROMPT_TOKENS = 16
+_START_TIMEOUT_S = 120.0
+
+
+def prompts(num_sessions: int, vocab_size: int) -> list[tuple[int, ...]]:
+    """A prompt for each session, no two alike; the same at each call."""
+    source = random.Random(0)  # noqa: S311 - no secret
+    return [tuple(source.choices(range(vocab_size), k=_PROMPT_TOKENS)) for _ in range(num_sessions)]
+
+
+class Load:
+    """Sessions that run until the end of the block; use as an async context manager.
+
+    Args:
+        address: host:port of the gateway.
+        prompts: one for each session.
+        num_speculative_tokens: block size; 0 decodes plainly.
+        max_tokens: more than a session will write.
+
+    Attributes:
+        tokens: that have come so far, of all sessions.
+    """
+
+    def __init__(
+        self, address: str, prompts: Sequence[tuple[int, ...]], num_speculative_tokens: int, max_tokens: int
+    ) -> None:
+        self._client = AsyncClient(address)
+        self._requests = [
+            GenerationRequest(
+                TokenPrompt(prompt),
+                sampling=SamplingParams(temperature=0.0),
+                max_tokens=max_tokens,
+                speculation=SpeculationOptions(num_speculative_tokens > 0, "", num_speculative_tokens),
+            )
+            for prompt in prompts
+        ]
+        self._tasks: list[asyncio.Task[None]] = []
+        self._silent = len(self._requests)
+        self._all_began = asyncio.Event()
+        self.tokens = 0
+
+    async def __aenter__(self) -> Self:
+        self._tasks = [asyncio.create_task(self._session(request)) for request in self._requests]
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                await self._all_began.wait()
+            self.check()
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop()
+
+    def check(self) -> None:
+        """Finds out whether all sessions still write.
+
+        Raises:
+            PacelineError: what ended one.
+            RuntimeError: one came to its end, so that less than the stated load was there.
+        """
+        for task in self._tasks:
+            if task.done():
+                task.result()
+                raise RuntimeError("a session came to its end while it was measured: raise max_model_len")
+
+    async def _session(self, request: GenerationRequest) -> None:
+        began = False
+        try:
+            async for event in self._client.generate(request):
+                if isinstance(event, Chunk):
+                    self.tokens += len(event.token_ids)
+                    if not began:
+                        began = True
+                        self._began()
+        except BaseException:
+            self._all_began.set()  # whoever waits for a beginning should hear of this
+            raise
+
+    def _began(self) -> None:
+        self._silent -= 1
+        if not self._silent:
+            self._all_began.set()
+
+    async def _stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._client.close()

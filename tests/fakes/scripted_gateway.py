@@ -14,10 +14,16 @@ import grpc.aio
 from paceline.errors import NotFound, PacelineError
 from paceline.generation import GenerationEvent, ServedModel
 from paceline.runtime.grpc_errors import abort
-from paceline.text.request import GenerationRequest
+from paceline.text.request import GenerationRequest, ResumeRequest
 from paceline.v1 import gateway_pb2
 from paceline.v1.gateway_pb2_grpc import GenerationServicer, add_GenerationServicer_to_server
-from paceline.wire.generation import generate_request_from_pb, generation_event_to_pb, served_model_to_pb
+from paceline.wire.generation import (
+    generate_request_from_pb,
+    generation_event_to_pb,
+    resume_event_to_pb,
+    resume_request_from_pb,
+    served_model_to_pb,
+)
 
 
 @dataclass
@@ -27,13 +33,21 @@ class ScriptedGateway(GenerationServicer):
     Attributes:
         events: what every stream says.
         error: what it ends with; None for a clean end.
+        breaks_after: of the first stream alone: it ends with the error after so many events, later ones well.
+        resumed: what streams of Resume say.
+        resume_error: what these end with; None for a clean end.
         requests: what was asked.
+        resumes: where clients wanted to go on.
         metadata: what came with each of them.
     """
 
     events: Sequence[GenerationEvent] = ()
     error: PacelineError | None = None
+    breaks_after: int | None = None
+    resumed: Sequence[GenerationEvent] = ()
+    resume_error: PacelineError | None = None
     requests: list[GenerationRequest] = field(default_factory=list)
+    resumes: list[ResumeRequest] = field(default_factory=list)
     metadata: list[dict[str, str | bytes]] = field(default_factory=list)
 
     async def Generate(  # noqa: N802 - the rpc's name
@@ -43,10 +57,23 @@ class ScriptedGateway(GenerationServicer):
     ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
         self.requests.append(generate_request_from_pb(request))
         self.metadata.append(dict(context.invocation_metadata() or ()))
-        for event in self.events:
+        breaks = self.breaks_after is None or len(self.requests) == 1
+        for event in self.events[: self.breaks_after if breaks else None]:
             yield generation_event_to_pb(event)
-        if self.error is not None:
+        if self.error is not None and breaks:
             await abort(context, self.error)
+
+    async def Resume(  # noqa: N802 - the rpc's name
+        self,
+        request: gateway_pb2.ResumeRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[gateway_pb2.ResumeResponse]:
+        self.resumes.append(resume_request_from_pb(request))
+        self.metadata.append(dict(context.invocation_metadata() or ()))
+        for event in self.resumed:
+            yield resume_event_to_pb(event)
+        if self.resume_error is not None:
+            await abort(context, self.resume_error)
 
     async def GetSession(  # noqa: N802 - the rpc's name
         self,

@@ -158,7 +158,8 @@ class Sessions:
         if actor.tenant != tenant:
             raise unknown_session(session)
         raise SessionBusy(
-            f"a generation is running on session {session!r}: wait for its end, go on with it by Resume, or use another name",
+            f"a generation is running on session {session!r}: wait for its end, go on with it by Resume, or use another "
+            "name",
             field="session",
         )
 

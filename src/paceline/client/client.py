@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import grpc.aio
 
 from paceline.client.resuming import Recovery, ResumePolicy, Step
-from paceline.errors import DeadlineExceeded, InvalidArgument, PacelineError, Unavailable
+from paceline.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from paceline.generation import GenerationEvent, ServedModel, SessionInfo
 from paceline.runtime.grpc_client import ClientTls, open_channel
 from paceline.runtime.grpc_errors import error_from_rpc, is_peers_word
@@ -94,6 +94,11 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
+    @property
+    def address(self) -> str:
+        """The gateway that is asked now; another one when it fails."""
+        return self.addresses[self._chosen]
+
     async def close(self) -> None:
         """Ends what runs and closes the connections."""
         for channel in self._channels:
@@ -157,8 +162,9 @@ class AsyncClient:
                     new = None if event is None else recovery.take(event, clock())
                     if new is not None:
                         yield new
-                error: PacelineError = Unavailable("the stream ended without its last message")
-                broken = reached = True
+                if not recovery.finished:
+                    raise Unavailable("the stream ended without its last message: the gateway speaks another version")
+                return
             except grpc.aio.AioRpcError as rpc_error:
                 error, broken = error_from_rpc(rpc_error), not is_peers_word(rpc_error)
                 reached = any(key == _REQUEST_ID_KEY for key, _ in rpc_error.initial_metadata() or ())
@@ -166,7 +172,7 @@ class AsyncClient:
             finally:
                 call.cancel()
             if recovery.finished:
-                return
+                return  # the connection broke after the last message
             if self._policy is None or isinstance(error, DeadlineExceeded):
                 raise error
             chance = self._random.random()

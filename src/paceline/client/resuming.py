@@ -63,7 +63,7 @@ class ResumePolicy:
         return longest * (0.5 + chance / 2)
 
 
-class ResumeFailed(PacelineError):
+class ResumeFailed(Unavailable):
     """A stream broke after its first tokens and could not be resumed; raised by clients only.
 
     The error's cause says why. Where that may pass, `AsyncClient.resume` goes on from `point` later.
@@ -73,8 +73,6 @@ class ResumeFailed(PacelineError):
     """
 
     code = "resume_failed"
-    grpc_status = "UNAVAILABLE"
-    http_status = 503
 
     def __init__(self, message: str, *, field: str = "", point: ResumeRequest | None = None) -> None:
         super().__init__(message, field=field)
@@ -224,7 +222,7 @@ class Recovery:
         self._left_running = self._left_running or (broken and reached)
         self._failures += 1
         if self._started is None and self._point is None:
-            return self._policy.pause_s(self._failures - self._num_addresses + 1, chance)
+            return self._policy.pause_s(self._failures - self._num_addresses + 2, chance)
         if now - self._progress_at >= self._policy.give_up_after_s:
             raise self._gave_up(f"for {now - self._progress_at:.0f} s: {error.message}. Try again later") from error
         return self._policy.pause_s(self._failures, chance)

@@ -1,0 +1,148 @@
+"""Gateways that are killed or stopped in the middle of streams: the client goes on, and its reader sees nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import SecretStr
+
+from paceline.client import AsyncClient
+from paceline.engine.runner import SequencePass
+from paceline.errors import Fenced
+from paceline.generation import Chunk, Finished, GenerationEvent, Started
+from paceline.messages import FinishReason, SamplingParams
+from paceline.session.store import SessionState
+from paceline.text.request import GenerationRequest
+from tests.fakes.toy_runner import ToyRunner, hash_law
+from tests.integration.fleet import VOCAB, Fleet, perfect_method, plain_tokens, until
+from tests.integration.gateway_processes import GatewayProcess, gateways
+from tests.integration.paced import Pace, PacedRunner
+from tests.integration.session_stores import Server, start_server
+from tests.integration.test_resume import point, text_of, tokens_of
+
+LAW = hash_law(VOCAB, seed=31)
+PROMPT = [1, 2, 3]
+SAMPLING = SamplingParams(temperature=0.8, ignore_eos=True)
+MAX_TOKENS = 90
+SEEDS = range(2)
+PASS_S = 0.01
+
+
+def expected(seed: int) -> list[int]:
+    return plain_tokens(LAW, PROMPT, MAX_TOKENS, SamplingParams(temperature=0.8, ignore_eos=True, seed=seed))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    running = start_server("valkey")
+    yield running
+    running.process.stop()
+
+
+class SlowRunner(ToyRunner):
+    """A toy target slow enough to be in the middle of something when its gateway dies."""
+
+    def forward(self, batch: Sequence[SequencePass]) -> list[torch.Tensor]:
+        time.sleep(PASS_S)
+        return super().forward(batch)
+
+
+@contextlib.asynccontextmanager
+async def world(
+    folder: Path, server: Server, count: int, make_runner: Callable[[], ToyRunner]
+) -> AsyncIterator[tuple[Fleet, list[GatewayProcess]]]:
+    """Two verifiers, a gateway in this process, and some that are processes of their own."""
+    options: dict[str, Any] = {
+        "method": perfect_method(LAW),
+        "num_verifiers": 2,
+        "runner": lambda _law: make_runner(),
+        "settings": {"redis_url": SecretStr(server.url)},
+    }
+    async with Fleet.start(folder, LAW, **options) as fleet, gateways(fleet, server.url, folder, count) as processes:
+        yield fleet, processes
+        for process in processes:
+            process.kill()
+        await until(lambda: all(node.num_sessions == 0 for node in fleet.nodes))
+
+
+def request_of(fleet: Fleet, seed: int, session: str | None = None) -> GenerationRequest:
+    return fleet.request(
+        PROMPT, max_tokens=MAX_TOKENS, sampling=SAMPLING, seed=seed, session=session, num_speculative_tokens=2
+    )
+
+
+async def test_streams_outlive_gateways_that_are_killed_at_random(tmp_path: Path, server: Server) -> None:
+    dice = random.Random(7)
+    num_kills = 0
+    async with (
+        world(tmp_path, server, 2, lambda: SlowRunner(LAW, VOCAB, max_model_len=256)) as (fleet, processes),
+        AsyncClient([each.address for each in processes]) as client,
+        asyncio.TaskGroup() as restarts,
+    ):
+        for seed in SEEDS:
+            kill_at = sorted(dice.sample(range(MAX_TOKENS - 20), 2))
+            events: list[GenerationEvent] = []
+            async for event in client.generate(request_of(fleet, seed), timeout_s=60.0):
+                events.append(event)
+                if kill_at and len(tokens_of(events)) >= kill_at[0]:
+                    # The second time the first one may not be back: then there is none at all for a while.
+                    kill_at.pop(0)
+                    victim = next(each for each in processes if each.address == client.address)
+                    victim.kill()
+                    num_kills += 1
+                    restarts.create_task(victim.start())
+            check(events, expected(seed))
+            assert text_of(events) == fleet.tokenizer.decode(expected(seed))
+    assert num_kills == 2 * len(SEEDS)
+
+
+def check(events: list[GenerationEvent], tokens: list[int]) -> None:
+    """What the reader of one stream has seen is what an undisturbed run shows."""
+    started, *chunks, finished = events
+    assert isinstance(started, Started)
+    assert isinstance(finished, Finished)
+    assert tokens_of(events) == tokens
+    assert (finished.finish_reason, finished.completion_tokens) == (FinishReason.LENGTH, MAX_TOKENS)
+    at = started.prompt_tokens
+    for chunk in chunks:
+        assert isinstance(chunk, Chunk)
+        at += len(chunk.token_ids)
+        assert chunk.next_token == at
+
+
+async def test_a_gateway_that_was_stopped_and_continued_says_nothing_more(tmp_path: Path, server: Server) -> None:
+    pace = Pace()
+    async with (
+        world(tmp_path, server, 1, lambda: PacedRunner(LAW, pace)) as (fleet, (process,)),
+        AsyncClient(process.address, resume=None) as old,
+        fleet.client() as new,
+    ):
+        stream = old.generate(request_of(fleet, 1, "s"), timeout_s=60.0)
+        events = [await anext(stream)]
+        while len(tokens_of(events)) < 6:
+            await pace.entered()
+            pace.allow()
+            events.append(await anext(stream))
+        await pace.entered()
+        process.send(signal.SIGSTOP)
+        try:
+            pace.allow()  # its verdict goes to one who does not listen now
+            assert (await new.get_session("s")).epoch == 1
+            pace.open()
+            resumed = [event async for event in new.resume(point(tokens_of(events)), timeout_s=60.0)]
+        finally:
+            process.send(signal.SIGCONT)
+        with pytest.raises(Fenced):
+            await anext(stream)
+        assert tokens_of(events) + tokens_of(resumed) == expected(1)
+        record = await new.get_session("s")
+        assert (record.epoch, record.state, list(record.tokens)) == (2, SessionState.FINISHED, PROMPT + expected(1))

@@ -1,0 +1,230 @@
+"""What the governor knows, learned from what it is told: times, and how many drafts the target accepts. Pure Python.
+
+| estimate | of | learns from |
+|---|---|---|
+| `Level` | one number that drifts | samples, the newest count most |
+| `LinearTime` | seconds of a pass or a draft over its tokens | pairs (tokens, seconds) |
+| `ChainAcceptance` | expected tokens of a chain of any length | places that were judged |
+| `TreeGain` | expected tokens of the first nodes of a tree | nodes that were judged |
+
+No clock and no chance: the same samples in the same order give the same estimates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_CLIP = 3.0
+"""A sample further than this factor from what was expected counts as if it were no further: a pause is not a trend."""
+
+
+class Level:
+    """A running mean of non-negative numbers.
+
+    Args:
+        window: number of samples that the mean looks back on.
+
+    Attributes:
+        value: the mean; None before the first sample.
+    """
+
+    __slots__ = ("_count", "_window", "value")
+
+    def __init__(self, window: float) -> None:
+        self._window = window
+        self._count = 0.0
+        self.value: float | None = None
+
+    def observe(self, sample: float, weight: float = 1.0) -> None:
+        """Adds a sample; one that is told by several counts with less than 1."""
+        self._count = min(self._count + weight, self._window)
+        old = self.value
+        self.value = sample if old is None else old + min(weight / self._count, 1.0) * (sample - old)
+
+    def get(self, default: float) -> float:
+        """The mean, or `default` before the first sample."""
+        return default if self.value is None else self.value
+
+
+class LinearTime:
+    """Seconds as a line over tokens: a fixed part and a part per token, neither of them negative.
+
+    The line goes through the running mean of the samples. Its slope comes from how far samples lie from that mean, and
+    is forgotten only as fast as new samples tell about it: a thousand samples of one size leave it as it was. Before
+    any spread was seen it is `prior_share` of the line from the origin through the mean.
+
+    Args:
+        window: samples that the mean looks back on.
+        prior_share: 0 for a time that is thought fixed, 1 for one that is thought proportional to the tokens.
+    """
+
+    __slots__ = ("_count", "_covariance", "_far", "_mean_seconds", "_mean_tokens", "_prior_share", "_spread", "_window")
+
+    _SLOPE_WINDOW = 24.0
+    """Number of samples at a distance of the mean itself that the slope looks back on."""
+    _PRIOR_WEIGHT = 0.02
+    """Weight of the prior slope against these; half a token's distance at four tokens outweighs it."""
+
+    def __init__(self, window: float, prior_share: float) -> None:
+        self._window = window
+        self._prior_share = prior_share
+        self._count = 0.0
+        self._far = False
+        self._mean_tokens = 0.0
+        self._mean_seconds = 0.0
+        self._spread = 0.0
+        self._covariance = 0.0
+
+    @property
+    def known(self) -> bool:
+        """Whether there was a sample."""
+        return self._count > 0
+
+    @property
+    def per_token_s(self) -> float:
+        """Seconds per further token, at least 0 and at most what leaves a fixed part of 0."""
+        if not self.known or self._mean_tokens <= 0:
+            return 0.0
+        steepest = self._mean_seconds / self._mean_tokens
+        prior_weight = self._PRIOR_WEIGHT * self._mean_tokens**2
+        slope = (self._covariance + prior_weight * self._prior_share * steepest) / (self._spread + prior_weight)
+        return min(max(slope, 0.0), steepest)
+
+    def at(self, tokens: float) -> float:
+        """Seconds that so many tokens take; 0 before the first sample."""
+        return self._mean_seconds + self.per_token_s * (tokens - self._mean_tokens)
+
+    def observe(self, tokens: float, seconds: float, weight: float = 1.0) -> None:
+        """Adds a sample of positive tokens; one that is told by several counts with less than 1."""
+        if tokens <= 0 or seconds <= 0:
+            return
+        seconds = self._clipped(tokens, seconds)
+        self._count = min(self._count + weight, self._window)
+        share = min(weight / self._count, 1.0)
+        tokens_off, seconds_off = tokens - self._mean_tokens, seconds - self._mean_seconds
+        self._mean_tokens += share * tokens_off
+        self._mean_seconds += share * seconds_off
+        if share == 1.0:
+            return
+        # What a sample tells of the slope grows with the square of its distance; so does what it makes forgotten.
+        told = weight * (1.0 - share) * tokens_off**2
+        kept = 1.0 - min(told / (self._SLOPE_WINDOW * self._mean_tokens**2), 0.5)
+        self._spread = kept * self._spread + told
+        self._covariance = kept * self._covariance + weight * (1.0 - share) * tokens_off * seconds_off
+
+    def _clipped(self, tokens: float, seconds: float) -> float:
+        if not self.known:
+            return seconds
+        expected = max(self.at(tokens), self._mean_seconds / _CLIP)
+        clipped = min(max(seconds, expected / _CLIP), expected * _CLIP)
+        far_before, self._far = self._far, clipped != seconds
+        if self._far and far_before:
+            # Twice is no pause: the machine or its load has changed, and the whole line with it.
+            change = seconds / expected
+            self._mean_seconds *= change
+            self._covariance *= change
+            self._far = False
+            return seconds
+        return clipped
+
+
+class ChainAcceptance:
+    """How likely each draft of a chain is accepted, given that those before it are.
+
+    Only places that were judged count: of a chain of `depth` with `accepted` drafts the first `accepted`, and the one
+    after them if the chain is that long. A short chain that was accepted as a whole says nothing of later places. They
+    are thought to be like the place before them, the more so the longer ago they were judged last.
+
+    Args:
+        prior: probabilities to begin with, one per place, as `conditional` gives them.
+    """
+
+    __slots__ = ("_hits", "_weights")
+
+    _WINDOW = 32.0
+    """Judgements of one place that its estimate looks back on."""
+    _PRIOR = 0.7
+    _PRIOR_WEIGHT = 1.0
+    _START_WEIGHT = 4.0
+
+    def __init__(self, prior: Sequence[float] = ()) -> None:
+        self._weights = [self._START_WEIGHT] * len(prior)
+        self._hits = [self._START_WEIGHT * probability for probability in prior]
+
+    def observe(self, depth: int, accepted: int) -> None:
+        """Adds a verdict on a chain of `depth` drafts, the first `accepted` of which were right."""
+        judged = min(accepted + 1, depth)
+        grow = judged - len(self._weights)
+        self._weights.extend([0.0] * grow)
+        self._hits.extend([0.0] * grow)
+        kept = 1.0 - 1.0 / self._WINDOW
+        for place in range(len(self._weights)):
+            self._weights[place] *= kept
+            self._hits[place] *= kept
+        for place in range(judged):
+            self._weights[place] += 1.0
+            self._hits[place] += 1.0 if place < accepted else 0.0
+
+    def conditional(self, num_places: int) -> tuple[float, ...]:
+        """For each place, from the first: the probability that its draft is accepted if those before it are."""
+        probabilities: list[float] = []
+        probability = self._PRIOR
+        for place in range(num_places):
+            if place < len(self._weights):
+                prior, weight = self._PRIOR_WEIGHT, self._weights[place]
+                probability = (self._hits[place] + prior * probability) / (weight + prior)
+            probabilities.append(probability)
+        return tuple(probabilities)
+
+    def survival(self, num_places: int) -> tuple[float, ...]:
+        """For each place, from the first: the probability that its draft and all before it are accepted."""
+        survivals: list[float] = []
+        survives = 1.0
+        for probability in self.conditional(num_places):
+            survives *= probability
+            survivals.append(survives)
+        return tuple(survivals)
+
+
+class TreeGain:
+    """How likely each node of a tree is on the accepted path, by its number in the block.
+
+    Parents come before children, so the first n nodes of a block are a block, and the nodes of the accepted path among
+    them are exactly those that it would have had accepted: one verdict tells what every smaller tree had brought.
+    """
+
+    __slots__ = ("_hits", "_weights")
+
+    _WINDOW = 32.0
+    _PRIOR = 0.5
+    _PRIOR_WEIGHT = 1.0
+    _PRIOR_FALL = 0.7
+    """A node of which nothing is known is thought to bring so much of what the one before it brings."""
+
+    def __init__(self) -> None:
+        self._weights: list[float] = []
+        self._hits: list[float] = []
+
+    def observe(self, num_nodes: int, accepted_path: Sequence[int]) -> None:
+        """Adds a verdict on a block of `num_nodes`; nodes of the accepted path are counted from 1, the root is none."""
+        grow = num_nodes - len(self._weights)
+        self._weights.extend([0.0] * grow)
+        self._hits.extend([0.0] * grow)
+        kept = 1.0 - 1.0 / self._WINDOW
+        for node in range(num_nodes):
+            self._weights[node] = kept * self._weights[node] + 1.0
+            self._hits[node] *= kept
+        for node in accepted_path:
+            if 0 < node <= num_nodes:
+                self._hits[node - 1] += 1.0
+
+    def gains(self, num_nodes: int) -> tuple[float, ...]:
+        """For each node, from the first: accepted drafts that it adds to those of the nodes before it."""
+        gains: list[float] = []
+        gain = self._PRIOR / self._PRIOR_FALL
+        for node in range(num_nodes):
+            gain *= self._PRIOR_FALL
+            if node < len(self._weights):
+                gain = (self._hits[node] + self._PRIOR_WEIGHT * gain) / (self._weights[node] + self._PRIOR_WEIGHT)
+            gains.append(gain)
+        return tuple(gains)

@@ -1,0 +1,229 @@
+"""How long a round takes and how many tokens it brings, for every way to speculate. Pure Python.
+
+    plain       pass
+    in turn     pass over the block + the draft's round trip
+    ahead       the longer of both, and a draft's round trip more when the draft was made on a wrong assumption
+    verifier    pass over the block + the time in which the verifier drafts the next one
+
+A pass over a block is that of the whole batch, on the assumption that every session of the batch takes blocks of the
+same size. So a session charges itself with what its drafts cost the others, and where passes are bound by arithmetic
+all of them stop in time. Sessions that wait for drafts miss passes, which are smaller then: see `round_s`.
+
+The times of a replica are shared by all sessions of a gateway that use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.speculation.estimates import Level, LinearTime
+
+_LEAST_S = 1e-6
+_MAX_SHARE = 10.0
+_NO_WAIT = ((1.0, 0.0),)
+_GATHER_S = 0.003
+"""A session that is back so soon misses no pass: verifiers wait a moment for it."""
+_BUSY_QUEUE_SHARE = 0.25
+"""A verifier whose queue takes so much of a pass, or more, is busy with other sessions."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassTimes:
+    """Where the time of one round with a verifier went, in seconds.
+
+    Attributes:
+        verify_s: its pass or passes.
+        queue_s: waiting for them.
+        draft_wait_s: the verifier had nothing to do because a draft was not there.
+        self_draft_s: the verifier drafted the next block.
+        self_draft_depth: how deep it was asked to; 0 for not at all.
+        period_s: from the verdict before to this one; None when something else held the round up.
+        batch_sessions: sessions that shared the pass.
+        batch_tokens: tokens that it fed.
+    """
+
+    verify_s: float
+    queue_s: float = 0.0
+    draft_wait_s: float = 0.0
+    self_draft_s: float = 0.0
+    self_draft_depth: int = 0
+    period_s: float | None = None
+    batch_sessions: int = 1
+    batch_tokens: int = 1
+
+
+class VerifierTimes:
+    """What rounds with one verifier cost, as all sessions of a gateway have seen it.
+
+    Args:
+        max_block_tokens: largest block that any session may send; a pass with more tokens per session reads a prompt.
+
+    Attributes:
+        pass_time: seconds of a pass over its tokens.
+        batch_sessions: sessions that share a pass.
+        self_draft: seconds of drafting in the verifier over the depth.
+    """
+
+    _PLAIN_EVERY = 64
+    _PLAIN_AT_MOST_EVERY = 512
+
+    def __init__(self, max_block_tokens: int = 64) -> None:
+        self._max_block_tokens = max_block_tokens
+        self._queue_share = Level(16)
+        self._away_share = Level(16)
+        self._rest_s = Level(16)
+        self._blocks_in_a_row = 0.0
+        self._plain_every = self._PLAIN_EVERY
+        self.pass_time = LinearTime(window=12, prior_share=0.1)
+        self.batch_sessions = Level(8)
+        self.self_draft = LinearTime(window=8, prior_share=0.8)
+
+    @property
+    def plain_due(self) -> bool:
+        """Whether no session has decoded plainly for so long that the time of that should be measured anew."""
+        return self._blocks_in_a_row >= self._plain_every
+
+    def observe(self, times: PassTimes, num_draft_tokens: int) -> None:
+        """Adds a round whose block had so many drafts."""
+        sessions = max(times.batch_sessions, 1)
+        weight = 1.0 / sessions  # every session of the pass tells of it
+        if num_draft_tokens:
+            self._blocks_in_a_row += weight
+        else:
+            if self.plain_due:
+                self._plain_every = min(2 * self._plain_every, self._PLAIN_AT_MOST_EVERY)
+            self._blocks_in_a_row = 0.0
+        if times.batch_tokens > sessions * (self._max_block_tokens + 1):
+            return
+        self.pass_time.observe(times.batch_tokens, times.verify_s, weight)
+        self.batch_sessions.observe(sessions, weight)
+        if times.verify_s > 0:
+            self._queue_share.observe(min(times.queue_s / times.verify_s, _MAX_SHARE), weight)
+        if times.self_draft_depth > 0:
+            self.self_draft.observe(times.self_draft_depth, max(times.self_draft_s, _LEAST_S), weight)
+        if times.period_s is not None:
+            known_s = times.verify_s + times.queue_s + times.draft_wait_s + times.self_draft_s
+            self._rest_s.observe(max(times.period_s - known_s, 0.0), weight)
+            if times.verify_s > 0:
+                away_s = max(times.period_s - times.verify_s - times.self_draft_s, 0.0)
+                self._away_share.observe(min(away_s / times.verify_s, _MAX_SHARE), weight)
+
+    def round_s(self, num_draft_tokens: int, waits: Sequence[tuple[float, float]] = _NO_WAIT) -> float:
+        """Seconds of a round on average if every session that uses the verifier sends so many drafts.
+
+        A verifier that is busy runs one pass after another. A session that is back at once is in every pass; one that
+        waits for a draft misses a pass, or as many as fit into the draft's time, and those that it is in are smaller.
+        So a short draft takes as long as a pass, and one that takes no longer costs no more.
+
+        Args:
+            num_draft_tokens: size of the block.
+            waits: from a verdict to the next block, in seconds, each with its share of the rounds.
+        """
+        sessions = self.sessions
+        rest_s = self._rest_s.get(0.0)
+        usual_pass_s = self.pass_time.at(max(sessions / 2, 1.0) * (1 + num_draft_tokens))
+        passes, idle_s = 0.0, 0.0
+        for share, wait_s in waits:
+            away_s = wait_s + rest_s
+            idle_s += share * away_s
+            if away_s <= _GATHER_S or usual_pass_s <= 0.0:
+                passes += share
+            else:
+                passes += share * (1.0 + max(away_s / usual_pass_s, 1.0))
+        if passes > sessions:
+            return self.pass_time.at(1 + num_draft_tokens) + idle_s
+        round_s = passes * self.pass_time.at(sessions / passes * (1 + num_draft_tokens))
+        return max(round_s, self.pass_time.at(1 + num_draft_tokens) + idle_s)
+
+    @property
+    def sessions(self) -> float:
+        """Sessions that use the verifier: those of a pass, and those that wait for the next ones if it is busy."""
+        busy = min(self._queue_share.get(0.0) / _BUSY_QUEUE_SHARE, 1.0)
+        return self.batch_sessions.get(1.0) * (1.0 + busy * self._away_share.get(0.0))
+
+
+class DrafterTimes:
+    """What drafts of one drafter cost, as all sessions of a gateway have seen it.
+
+    Attributes:
+        draft_time: seconds from asking to the answer over the depth of the draft.
+    """
+
+    def __init__(self) -> None:
+        self.draft_time = LinearTime(window=8, prior_share=0.8)
+
+    def observe(self, depth: int, took_s: float) -> None:
+        """Adds a draft; one that found nothing counts like one of a single token."""
+        self.draft_time.observe(max(depth, 1), took_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What a round brings on average.
+
+    Attributes:
+        tokens: tokens that become final.
+        seconds: its time.
+    """
+
+    tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+class RoundModel:
+    """Expected rounds of one session at one moment.
+
+    Args:
+        verifier: times of its verifier.
+        drafter: times of its drafter; None where the verifier drafts by itself.
+        gains: what each further draft of a block adds to the accepted ones, one more than blocks are large: for a
+            chain, the last of them is the chance that a draft made ahead was made on the right assumption.
+        tree_depth: of a block that is a tree, drafted as a whole however little of it is sent; 0 for chains.
+        proposed_share: how often a draft that was asked for proposed anything.
+    """
+
+    def __init__(
+        self,
+        verifier: VerifierTimes,
+        drafter: DrafterTimes | None,
+        gains: Sequence[float],
+        tree_depth: int = 0,
+        proposed_share: float = 1.0,
+    ) -> None:
+        self._verifier = verifier
+        self._drafter = drafter
+        self._gains = gains
+        self._tree_depth = tree_depth
+        self._proposed_share = proposed_share
+
+    def plain(self) -> Expectation:
+        """A round without a block."""
+        return Expectation(1.0, self._verifier.round_s(0))
+
+    def block(self, size: int, ahead: bool) -> Expectation:
+        """A round with a block of so many drafts, at least one, drafted in turn or ahead."""
+        tokens = 1.0 + self._proposed_share * sum(self._gains[:size])
+        depth = self._tree_depth or size
+        if self._drafter is None:
+            return Expectation(tokens, self._judged_s(size, _NO_WAIT) + self._verifier.self_draft.at(depth))
+        draft_time = self._drafter.draft_time
+        draft_s = draft_time.at(depth)
+        if not ahead:
+            return Expectation(tokens, self._judged_s(size, ((1.0, draft_s),)))
+        agrees = self._proposed_share * self._gains[size]
+        late_s = max(draft_time.at(depth + 1) - self._verifier.round_s(size), 0.0)
+        return Expectation(tokens, self._judged_s(size, ((agrees, late_s), (1.0 - agrees, draft_s))))
+
+    def _judged_s(self, size: int, waits: Sequence[tuple[float, float]]) -> float:
+        """Seconds of a round with a block if one was proposed, else without."""
+        block_s = self._verifier.round_s(size, waits)
+        if self._proposed_share >= 1.0:
+            return block_s
+        plain_s = self._verifier.round_s(0, waits)
+        return plain_s + self._proposed_share * (block_s - plain_s)

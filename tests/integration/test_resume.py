@@ -295,18 +295,35 @@ async def test_log_probabilities_are_made_again(tmp_path: Path, recorded: int) -
         await stream.rest()
 
 
-async def test_a_session_of_a_dead_gateway_is_free_again_when_it_was_resumed_and_left(tmp_path: Path) -> None:
+async def test_a_session_that_was_resumed_and_left_is_free(tmp_path: Path) -> None:
     async with two_gateways(tmp_path) as (fleet, stream, other, client):
         await stream.rest()
         await pretend(fleet, 6)
         request = request_of(fleet, session="s")
-        with pytest.raises(SessionBusy):
-            await generate(client, request)
         resumed = client.resume(point(EXPECTED[:6]))
         await anext(resumed)
         await resumed.aclose()
         await until(lambda: not other.sessions.actors)
         assert (await generate(client, request)).tokens == EXPECTED
+
+
+class NoSigns(MemoryStore):
+    """No sign of life of a gateway arrives."""
+
+    async def is_alive(self, owner: str) -> bool:
+        return False
+
+
+async def test_a_gateway_that_was_only_silent_is_fenced_by_the_next_generation(tmp_path: Path) -> None:
+    async with two_gateways(tmp_path, store=NoSigns()) as (fleet, stream, _other, client):
+        await stream.tokens(6)
+        new = client.generate(request_of(fleet, session="s"))
+        assert isinstance(await anext(new), Started)
+        had = tokens_of(stream.events)
+        with pytest.raises(Fenced):
+            await stream.rest()
+        assert tokens_of(stream.events) == had
+        assert tokens_of([event async for event in new]) == EXPECTED
 
 
 async def test_what_cannot_be_resumed_is_refused(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ ENDED = [state for state in SessionState if state is not SessionState.RUNNING]
 @pytest.mark.parametrize("epoch", [1, 3, 4])
 async def test_the_name_of_a_running_session_is_taken(store: SessionStore, epoch: int) -> None:
     await store.create(RECORD)
-    with pytest.raises(SessionBusy, match=r"running on session 'chat\.1'.* free again 60 s") as caught:
+    with pytest.raises(SessionBusy, match=r"running on session 'chat\.1'.* Resume") as caught:
         await store.create(record(epoch=epoch, owner="gateway-2"))
     assert caught.value.field == "session"
     assert await store.get("chat.1") == RECORD
@@ -282,6 +282,16 @@ async def test_a_record_that_is_not_there_is_taken_over_by_nobody(store: Session
     assert await store.take_over(record(epoch=4), "gateway-2") is MISSING
     assert await store.take_over(record(owner="gateway-9"), "gateway-2") is FENCED
     assert await store.get("chat.1") == RECORD
+
+
+async def test_owners_say_that_they_live(store: SessionStore) -> None:
+    assert not await store.is_alive("gateway-1")
+    await store.beat("gateway-1", 30.0)
+    await store.beat("gateway-2", 0.001)
+    assert await store.is_alive("gateway-1")
+    while await store.is_alive("gateway-2"):
+        pass
+    assert await store.get("gateway-1") is None
 
 
 async def test_many_sessions_at_once_do_not_mix(store: SessionStore) -> None:

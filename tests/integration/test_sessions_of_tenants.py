@@ -191,13 +191,18 @@ async def left_running(store: SessionStore, owner: str | None = None) -> None:
     assert await store.put(later) is AppendOutcome.APPLIED
 
 
-async def test_the_session_of_a_dead_gateway_is_busy_until_its_record_expires(tmp_path: Path) -> None:
+async def test_the_session_of_a_dead_gateway_is_free_when_its_last_sign_of_life_is_old(tmp_path: Path) -> None:
     store = MemoryStore()
     async with Fleet.start(tmp_path, LAW, store=store) as fleet, fleet.client() as client:
         await generate(client, fleet.request(PROMPT, session="s"))
-        await left_running(store, owner="a-gateway-that-died")
-        with pytest.raises(SessionBusy, match="died, the name is free again 3600 s after"):
+        await left_running(store, owner="another-gateway")
+        await store.beat("another-gateway", 60.0)
+        with pytest.raises(SessionBusy, match="Resume"):
             await generate(client, fleet.request(PROMPT, session="s"))
+        await store.beat("another-gateway", 0.0)
+        run = await generate(client, fleet.request(PROMPT, session="s"))
+        assert run.tokens == plain_tokens(LAW, PROMPT, 20)
+        assert (await client.get_session("s")).epoch == 4  # the dead one's was 2
 
 
 async def test_a_record_whose_end_this_gateway_could_not_write_keeps_nobody_out(tmp_path: Path) -> None:

@@ -283,15 +283,18 @@ class Door:
             return EPOCH_OF_A_NEW_SESSION
         if record.tenant != caller.tenant:
             raise unknown_session(session)
-        if record.state is SessionState.RUNNING:
-            await self._sessions.wait_free(session, caller.tenant)
-            if record.owner != self._services.owner:
-                raise busy_session(session, self._services.limits.record_expiry_s)
-            # Written by this process, which runs nothing of that name: its end could not be recorded.
-            await self._services.store.finish(
-                session, record.epoch, record.owner, SessionState.FAILED, Unavailable.code
-            )
-        return record.epoch + 1
+        if record.state is not SessionState.RUNNING:
+            return record.epoch + 1
+        store, owner, epoch = self._services.store, self._services.owner, record.epoch
+        await self._sessions.wait_free(session, caller.tenant)
+        if record.owner != owner:
+            # A gateway that has died keeps no name; should it only have been silent, it is fenced.
+            if await store.is_alive(record.owner) or await store.take_over(record, owner) is not AppendOutcome.APPLIED:
+                raise busy_session(session)
+            epoch += 1
+        # Written by this process, which runs nothing of that name: its end could not be recorded.
+        await store.finish(session, epoch, owner, SessionState.FAILED, Unavailable.code)
+        return epoch + 1
 
     def _plan(
         self, prepared: PreparedRequest, caller: Caller, epoch: int, resumption: Resumption | None

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from paceline.errors import ConfigurationError, PacelineError
 from paceline.messages import FeatureFormat
 from paceline.model_source import default_name, resolve
-from paceline.runtime.supervisor import Supervisor
+from paceline.runtime.supervisor import OnError, Supervisor
 from paceline.runtime.telemetry import new_registry
 from paceline.session.memory_store import MemoryStore
 from paceline.session.redis_store import RedisStore
@@ -47,6 +47,9 @@ logger = logging.getLogger(__name__)
 
 _VERIFIERS_FIRST_S = 2.0
 """How long a drafter that builds on features is not judged because no verifier is there yet."""
+_BEAT_EVERY_S = 1.0
+_OWNER_LIFE_S = 10.0
+"""After its last sign of life a gateway counts as dead, and names of sessions that it ran are free."""
 _STOP_GRACE_S = 2.0
 """For sessions that are ended to write down that they were."""
 
@@ -144,8 +147,11 @@ class GatewayService:
         self.drafters.start(supervisor)
         self.sessions.start(supervisor)
         await self._wait_for_replicas(self.verifiers, self.drafters)
+        owner = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        await self.store.beat(owner, _OWNER_LIFE_S)
+        supervisor.spawn("heartbeat", lambda: self._beat(owner), on_error=OnError.RESTART)
         services = SessionServices(
-            owner=f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}",
+            owner=owner,
             verifiers=self.verifiers,
             drafters=self.drafters,
             store=self.store,
@@ -174,6 +180,13 @@ class GatewayService:
             async with asyncio.timeout(_VERIFIERS_FIRST_S):
                 await self.verifiers.wait_ready()
         return self.verifiers.snapshot.features
+
+    async def _beat(self, owner: str) -> None:
+        """Says that this gateway lives: names of sessions that it runs stay taken."""
+        while True:
+            with contextlib.suppress(PacelineError):  # a store that is away is noticed by those who need it
+                await self.store.beat(owner, _OWNER_LIFE_S)
+            await asyncio.sleep(_BEAT_EVERY_S)
 
     def _load_text(self) -> tuple[Tokenizer, ChatTemplate]:
         folder = resolve(self._settings.model, weights=False, progress=logger.info)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from paceline.errors import CapacityExceeded, Fenced, SessionBusy, Unavailable
+from paceline.errors import CapacityExceeded, Fenced, Unavailable
 from paceline.runtime.supervisor import OnError, Supervisor
-from paceline.session.store import unknown_session
+from paceline.session.store import busy_session, unknown_session
 from paceline_gateway.session_actor import SessionActor
 
 logger = logging.getLogger(__name__)
@@ -157,11 +157,7 @@ class Sessions:
             return
         if actor.tenant != tenant:
             raise unknown_session(session)
-        raise SessionBusy(
-            f"a generation is running on session {session!r}: wait for its end, go on with it by Resume, or use another "
-            "name",
-            field="session",
-        )
+        raise busy_session(session)
 
     def _ended(self, name: str) -> None:
         self._actors.pop(name, None)

@@ -38,6 +38,7 @@ class MemoryStore:
         self._expiry_s = expiry_s
         self._clock = clock
         self._entries: OrderedDict[str, _Entry] = OrderedDict()  # by expiry: every write moves its entry to the end
+        self._owners_until: dict[str, float] = {}
 
     @property
     def num_records(self) -> int:
@@ -51,7 +52,7 @@ class MemoryStore:
             if before.tenant != record.tenant:
                 raise unknown_session(record.session)
             if before.state is SessionState.RUNNING or before.epoch >= record.epoch:
-                raise busy_session(record.session, self._expiry_s)
+                raise busy_session(record.session)
         self._write(record)
 
     async def put(self, record: SessionRecord) -> AppendOutcome:
@@ -115,6 +116,14 @@ class MemoryStore:
     async def get(self, session: str) -> SessionRecord | None:
         """See `SessionStore.get`."""
         return self._live(session)
+
+    async def beat(self, owner: str, life_s: float) -> None:
+        """See `SessionStore.beat`."""
+        self._owners_until[owner] = self._clock() + life_s
+
+    async def is_alive(self, owner: str) -> bool:
+        """See `SessionStore.is_alive`."""
+        return self._owners_until.get(owner, 0.0) > self._clock()
 
     async def ping(self) -> None:
         """Memory always answers."""

@@ -2,6 +2,7 @@
 
     paceline:{<session>}            hash: epoch, owner, tenant, state, sampling, positions, ..., see `codec`
     paceline:{<session>}:tokens     string: all final tokens as little-endian int32, append-only
+    paceline:owner:<owner>          there while the gateway of that name lives
 
 The braces are part of the names: they put both keys of a session on one shard. Both keys expire together; every write
 extends them. All writes are scripts in `session/lua`, so that each is atomic, and use commands of Redis 7.0 only.
@@ -95,7 +96,7 @@ class RedisStore:
         if outcome == "foreign":
             raise unknown_session(record.session)
         if outcome == "busy":
-            raise busy_session(record.session, self._expiry_ms / 1000)
+            raise busy_session(record.session)
 
     async def put(self, record: SessionRecord) -> AppendOutcome:
         """See `SessionStore.put`."""
@@ -151,6 +152,14 @@ class RedisStore:
         fields, packed = await self._read(lambda: self._fetch(session))
         return record_from_fields(session, fields, packed or b"")
 
+    async def beat(self, owner: str, life_s: float) -> None:
+        """See `SessionStore.beat`."""
+        await self._read(lambda: self._redis.set(_owner_key(owner), "", px=round(life_s * 1000)))
+
+    async def is_alive(self, owner: str) -> bool:
+        """See `SessionStore.is_alive`."""
+        return bool(await self._read(lambda: self._redis.exists(_owner_key(owner))))
+
     async def ping(self) -> None:
         """See `SessionStore.ping`."""
         await self._read(self._redis.ping)
@@ -186,6 +195,10 @@ class RedisStore:
 def _keys(session: str) -> tuple[str, str]:
     record_key = f"paceline:{{{session}}}"
     return record_key, f"{record_key}:tokens"
+
+
+def _owner_key(owner: str) -> str:
+    return f"paceline:owner:{owner}"
 
 
 def _flat(fields: dict[str, str]) -> list[str]:

@@ -118,17 +118,11 @@ def unknown_session(session: str) -> NotFound:
     return NotFound(f"there is no session {session!r}, or it has expired", field="session")
 
 
-def busy_session(session: str, expiry_s: float) -> SessionBusy:
-    """The error for a session on which a generation runs, here or elsewhere.
-
-    Args:
-        session: its name.
-        expiry_s: life of its record after the last write.
-    """
+def busy_session(session: str) -> SessionBusy:
+    """The error for a session on which a generation runs, here or elsewhere."""
     return SessionBusy(
         f"a generation is running on session {session!r}: wait for its end, go on with it by Resume, or use another "
-        f"name. If the gateway that ran it has died, the name is free again {expiry_s:g} s after its last token, or "
-        "when a client has resumed and left it",
+        "name",
         field="session",
     )
 
@@ -184,6 +178,12 @@ class SessionStore(Protocol):
 
     async def get(self, session: str) -> SessionRecord | None:
         """The record, or None."""
+
+    async def beat(self, owner: str, life_s: float) -> None:
+        """Says that an owner lives, and will say so again within so many seconds."""
+
+    async def is_alive(self, owner: str) -> bool:
+        """Whether an owner lives, as far as it has said."""
 
     async def ping(self) -> None:
         """Returns when the store answers."""

@@ -144,9 +144,9 @@ class GenerateRequest(_message.Message):
     acceptance_rule: _common_pb2.AcceptanceRule.ValueType
     session: _builtins.str
     """Name for the session, 1 to 128 of [A-Za-z0-9_.-]. Default: one is drawn. While a generation runs on it another one is
-    refused (ABORTED), and so it is when the gateway that ran it has died: Resume goes on with it. After the end its
-    owner may use the name again, and the new generation replaces the record. A name that was made with another API key
-    is NOT_FOUND.
+    refused (ABORTED); Resume goes on with that one. After the end, and ten seconds after the gateway that ran it has
+    died, its owner may use the name again, and the new generation replaces the record. A name that was made with
+    another API key is NOT_FOUND.
     """
     @_builtins.property
     def chat(self) -> Global___ChatPrompt:

@@ -137,17 +137,17 @@ class ChainAcceptance:
 
     Args:
         prior: probabilities to begin with, one per place, as `conditional` gives them.
+        window: judgements of one place that its estimate looks back on.
     """
 
-    __slots__ = ("_hits", "_weights")
+    __slots__ = ("_hits", "_weights", "_window")
 
-    _WINDOW = 32.0
-    """Judgements of one place that its estimate looks back on."""
     _PRIOR = 0.7
     _PRIOR_WEIGHT = 1.0
     _START_WEIGHT = 4.0
 
-    def __init__(self, prior: Sequence[float] = ()) -> None:
+    def __init__(self, prior: Sequence[float] = (), window: float = 32.0) -> None:
+        self._window = window
         self._weights = [self._START_WEIGHT] * len(prior)
         self._hits = [self._START_WEIGHT * probability for probability in prior]
 
@@ -157,13 +157,21 @@ class ChainAcceptance:
         grow = judged - len(self._weights)
         self._weights.extend([0.0] * grow)
         self._hits.extend([0.0] * grow)
-        kept = 1.0 - 1.0 / self._WINDOW
-        for place in range(len(self._weights)):
-            self._weights[place] *= kept
-            self._hits[place] *= kept
+        self.wear(1.0 - 1.0 / self._window)
         for place in range(judged):
             self._weights[place] += 1.0
             self._hits[place] += 1.0 if place < accepted else 0.0
+
+    def wear(self, kept: float) -> None:
+        """Lets what is known count for a share of what it did."""
+        for place in range(len(self._weights)):
+            self._weights[place] *= kept
+            self._hits[place] *= kept
+
+    @property
+    def known_places(self) -> int:
+        """Places of which more is known than is thought without knowing anything."""
+        return sum(weight > self._PRIOR_WEIGHT for weight in self._weights)
 
     def conditional(self, num_places: int) -> tuple[float, ...]:
         """For each place, from the first: the probability that its draft is accepted if those before it are."""

@@ -30,12 +30,18 @@ The goodput of Liu et al. (TurboSpec, arXiv 2406.14066) is maximised with accept
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from paceline.speculation.estimates import ChainAcceptance, Level, TreeGain
-from paceline.speculation.round_model import DrafterTimes, Expectation, PassTimes, RoundModel, VerifierTimes
+from paceline.speculation.estimates import Level, TreeGain
+from paceline.speculation.round_model import (
+    DrafterTimes,
+    Expectation,
+    PassTimes,
+    RoundModel,
+    SharedAcceptance,
+    VerifierTimes,
+)
 
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 64)
 """Sizes that are compared; in between the difference is small."""
@@ -102,13 +108,13 @@ class Decision:
     Attributes:
         max_depth: how deep a block to ask for and to send; 0 for none.
         num_draft_tokens: most nodes of it to send.
-        ahead: draft the block after it while it is judged.
+        ahead_depth: how deep to draft the block after it while it is judged; 0 for not at all.
         reason: why.
     """
 
     max_depth: int
     num_draft_tokens: int
-    ahead: bool
+    ahead_depth: int
     reason: Reason
 
 
@@ -142,10 +148,8 @@ class Governor:
         pinned: size that is not to be changed, 0 for none at all; None to choose one.
         verifier: times of its verifier, shared with other sessions.
         drafter: times of its drafter, shared with other sessions; None where the verifier drafts by itself.
-        prior: what is thought of the acceptance of chains before the session has seen any; see `ChainAcceptance`.
 
     Attributes:
-        acceptance: of chains.
         num_changes: how often the size, or whether to draft ahead, was changed.
     """
 
@@ -154,7 +158,6 @@ class Governor:
         verifier: VerifierTimes,
         drafter: DrafterTimes | None = None,
         pinned: int | None = None,
-        prior: Sequence[float] = (),
     ) -> None:
         self._pinned = pinned
         self._verifier = verifier
@@ -173,8 +176,12 @@ class Governor:
         self._seconds_at_size = 0.0
         self._probe_after = _PROBE_AFTER
         self._probe_in = _PROBE_AFTER
-        self.acceptance = ChainAcceptance(prior)
+        self._chains = self._shared_acceptance.begin()
         self.num_changes = 0
+
+    @property
+    def _shared_acceptance(self) -> SharedAcceptance:
+        return self._verifier.acceptance if self._drafter is None else self._drafter.acceptance
 
     @property
     def size(self) -> int:
@@ -195,8 +202,8 @@ class Governor:
             return _none(Reason.NO_ROOM)
         if self._pinned is not None:
             depth = min(self._pinned, room.max_depth)
-            nodes = room.max_draft_tokens if depth else 0
-            return Decision(depth, nodes, room.may_draft_ahead and depth > 0, Reason.PINNED)
+            ahead_depth = self._pinned if room.may_draft_ahead else 0
+            return Decision(depth, room.max_draft_tokens if depth else 0, ahead_depth, Reason.PINNED)
         self._drafts_itself = room.drafts_itself
         self._rounds += 1
         self._rounds_at_size += 1
@@ -207,9 +214,10 @@ class Governor:
             self._compare(room)
         if self._size == 0:
             return self._plain_or_probe(room)
+        ahead_depth = self.size if self._ahead and room.may_draft_ahead else 0
         if self._verifier.plain_due:
-            return _none(Reason.MEASURE)
-        return self._block(self.size, room, self._ahead, Reason.PAYS)
+            return Decision(0, 0, ahead_depth, Reason.MEASURE)
+        return self._block(self.size, room, ahead_depth, Reason.PAYS)
 
     def _begin(self, room: Room) -> None:
         self._size = min(_START_SIZE, self._limit(room))
@@ -246,7 +254,7 @@ class Governor:
     def _gains(self, num_draft_tokens: int) -> tuple[float, ...]:
         if self._tree_depth:
             return self._tree.gains(num_draft_tokens)
-        return self.acceptance.survival(num_draft_tokens)
+        return self._chains.survival(num_draft_tokens)
 
     def _expect(self, model: RoundModel, size: int, ahead: bool) -> Expectation:
         return model.block(size, ahead) if size else model.plain()
@@ -284,13 +292,12 @@ class Governor:
             self._probe_in = max(self._probe_in - 1, 0)
             return _none(Reason.OFF)
         size, _ = self._best(self._model(room), room, with_plain=False)
-        return self._block(size, room, ahead=False, reason=Reason.PROBE)
+        return self._block(size, room, 0, Reason.PROBE)
 
-    def _block(self, size: int, room: Room, ahead: bool, reason: Reason) -> Decision:
-        ahead = ahead and room.may_draft_ahead
+    def _block(self, size: int, room: Room, ahead_depth: int, reason: Reason) -> Decision:
         if self._tree_depth:
-            return Decision(room.max_depth, min(size, room.max_draft_tokens), ahead, reason)
-        return Decision(min(size, room.max_depth), room.max_draft_tokens, ahead, reason)
+            return Decision(room.max_depth, min(size, room.max_draft_tokens), ahead_depth, reason)
+        return Decision(min(size, room.max_depth), room.max_draft_tokens, ahead_depth, reason)
 
     # --- learning -----------------------------------------------------------------------------------------------------
 
@@ -315,7 +322,8 @@ class Governor:
             self._tree.observe(outcome.num_draft_tokens, outcome.accepted_path)
             self._chains_in_a_row = 0
             return
-        self.acceptance.observe(outcome.depth, len(outcome.accepted_path))
+        self._chains.observe(outcome.depth, len(outcome.accepted_path))
+        self._shared_acceptance.observe(outcome.depth, len(outcome.accepted_path))
         self._chains_in_a_row += 1
         if self._tree_depth and self._chains_in_a_row >= _START_ROUNDS:
             self._tree_depth, self._size, self._widest = 0, None, 0
@@ -335,4 +343,4 @@ class Governor:
 
 
 def _none(reason: Reason) -> Decision:
-    return Decision(0, 0, False, reason)
+    return Decision(0, 0, 0, reason)

@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.speculation.governor import Decision, Governor, Reason, Room, RoundOutcome
+from paceline.speculation.governor import Decision, Governor, Room, RoundOutcome
 from paceline.speculation.round_model import DrafterTimes, PassTimes, VerifierTimes
 
 _GATHER_S = 0.003
@@ -174,7 +174,7 @@ class FleetModel:
         )
         session.usual_round_s += 0.3 * (verdict_at - session.ready_at - session.usual_round_s)
         session.verdict_at = verdict_at
-        hit = agrees and session.decision.ahead and session.decision.reason is not Reason.PROBE
+        hit = agrees and session.decision.ahead_depth > 0
         session.decision = session.governor.decide(self._room)
         self._next_block(session, phase, hit)
         return expected

@@ -72,7 +72,7 @@ def nothing(depth: int) -> int:
 
 def test_a_session_of_which_nothing_is_known_begins_with_a_small_block() -> None:
     decision = Session(all_of_it).run(1)[0]
-    assert (decision.max_depth, decision.ahead, decision.reason) == (4, True, Reason.PAYS)
+    assert (decision.max_depth, decision.ahead_depth, decision.reason) == (4, 4, Reason.PAYS)
 
 
 def test_drafts_that_are_all_accepted_get_the_largest_block() -> None:
@@ -127,7 +127,7 @@ def test_a_pinned_size_is_not_interfered_with(pinned: int) -> None:
 def test_a_pinned_size_gives_way_to_the_end_of_a_context() -> None:
     governor = Governor(VerifierTimes(), DrafterTimes(), pinned=7)
     assert governor.decide(Room(3, 16)).max_depth == 3
-    assert governor.decide(Room(0, 16)) == Decision(0, 0, False, Reason.NO_ROOM)
+    assert governor.decide(Room(0, 16)) == Decision(0, 0, 0, Reason.NO_ROOM)
 
 
 def test_near_the_end_blocks_are_cut_and_nothing_is_learned_of_it() -> None:
@@ -155,15 +155,24 @@ def test_what_is_hardly_better_is_not_worth_a_change() -> None:
 
 def test_slow_drafts_that_are_often_right_are_drafted_ahead() -> None:
     session = Session(all_of_it, draft_token_s=0.012)
-    assert session.run(200)[-1].ahead
+    assert session.run(200)[-1].ahead_depth
     without = Session(all_of_it, draft_token_s=0.012, room=Room(8, 16, may_draft_ahead=False))
-    assert not any(decision.ahead for decision in without.run(200))
+    assert not any(decision.ahead_depth for decision in without.run(200))
 
 
 def test_a_verifier_that_drafts_by_itself_is_governed_too() -> None:
     room = Room(8, 16, may_draft_ahead=False, drafts_itself=True)
     assert Session(all_of_it, room=room).run(100)[-1].max_depth == 8
     assert probes_of(Session(nothing, room=room), 300) == [16, 32, 64, 128]
+
+
+def test_a_session_begins_with_what_others_have_seen() -> None:
+    """Where nothing was accepted of others, a new session does not try; after a number of sessions one does."""
+    first = Session(nothing, draft_token_s=0.010)
+    first.run(200)
+    depths = [Governor(first.verifier, first.drafter).decide(ROOM).max_depth for _ in range(60)]
+    assert depths[:3] == [0] * 3
+    assert depths[-1] > 0
 
 
 # --- trees ------------------------------------------------------------------------------------------------------------
@@ -229,7 +238,7 @@ def test_sizes_stay_within_the_room_and_depend_on_nothing_else(
         assert 0 <= first.max_depth <= max(room.max_depth, 0)
         assert 0 <= first.num_draft_tokens <= room.max_draft_tokens
         assert (first.max_depth == 0) == (first.num_draft_tokens == 0)
-        assert room.may_draft_ahead or not first.ahead
+        assert room.may_draft_ahead or not first.ahead_depth
         path = tuple(range(1, min(accepted, depth) + 1))
         nodes = 2 * depth if branched else depth
         for governor, drafter in twins:

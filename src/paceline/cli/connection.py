@@ -27,10 +27,10 @@ _TLS_TROUBLE = ("tls handshake", "security handshaker", "socket closed")
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A gateway and how to speak to it.
+    """One gateway or several of one fleet, and how to speak to them.
 
     Attributes:
-        address: host:port.
+        address: host:port, or several of them separated by commas: what breaks on one goes on over another.
         api_key: the key to show; empty for a gateway that asks for none.
         tls: speak TLS.
         ca_file: PEM authorities that the gateway's certificate must come from; None takes the system's.
@@ -52,9 +52,11 @@ class Connection:
             InvalidArgument: the address is none, no header can hold the key, or the TLS options do not fit together.
             ConfigurationError: a TLS file cannot be read.
         """
-        match = _ADDRESS.fullmatch(self.address)
-        if match is None or not 0 < int(match[2]) <= 65535:
-            raise InvalidArgument(f"--address {self.address!r} is no address; write host:port", field="address")
+        addresses = self.address.split(",")
+        for address in addresses:
+            match = _ADDRESS.fullmatch(address)
+            if match is None or not 0 < int(match[2]) <= 65535:
+                raise InvalidArgument(f"--address {address!r} is no address; write host:port", field="address")
         if not self.tls and (self.ca_file or self.cert_file or self.key_file):
             raise InvalidArgument("--tls-ca-file, --tls-cert-file and --tls-key-file need --tls", field="tls")
         if (self.cert_file is None) != (self.key_file is None):
@@ -62,7 +64,7 @@ class Connection:
         if not self.api_key.isascii() or not self.api_key.isprintable() or " " in self.api_key:
             raise InvalidArgument(f"{_HOW_KEY} must be visible ASCII characters without spaces", field="api_key")
         tls = ClientTls(self.ca_file, self.cert_file, self.key_file) if self.tls else None
-        return AsyncClient(self.address, tls=tls, api_key=self.api_key or None)
+        return AsyncClient(addresses, tls=tls, api_key=self.api_key or None)
 
     @contextmanager
     def explaining(self) -> Iterator[None]:

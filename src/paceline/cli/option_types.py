@@ -19,7 +19,10 @@ Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on s
 JsonOrError = Annotated[
     bool, typer.Option("--json", help="One JSON object on standard output; an error is one too, under `error`.")
 ]
-Address = Annotated[str, typer.Option(help="The gateway's address, host:port.")]
+Address = Annotated[
+    str,
+    typer.Option(help="The gateway's address, host:port; or several, with commas: a stream goes on over another one."),
+]
 ApiKey = Annotated[
     str,
     typer.Option(

@@ -163,6 +163,17 @@ def test_an_error_in_the_middle_keeps_the_text_and_fails(gateway: ScriptedGatewa
     assert "error: a row is not finite" in result.stderr
 
 
+def test_a_stream_that_breaks_goes_on_over_another_gateway() -> None:
+    gone = Unavailable("the gateway is shutting down")
+    one, two = (ScriptedGateway(EVENTS[:2], gone, resumed=(EVENTS[0], *EVENTS[2:])) for _ in range(2))
+    with serving(one) as first, serving(two) as second:
+        result = CliRunner().invoke(app, ["generate", "Why?", "--json", "--address", f"{first},{second}"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["text"] == "The sky is [red]"
+    assert len(one.resumes) + len(two.resumes) == 1
+    assert bool(one.requests) != bool(one.resumes)
+
+
 def test_a_stream_that_just_ends_is_no_success(gateway: ScriptedGateway, address: str) -> None:
     gateway.events = EVENTS[:2]
     result = CliRunner().invoke(app, ["generate", "Why?", "--address", address])

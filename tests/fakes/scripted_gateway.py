@@ -33,6 +33,7 @@ class ScriptedGateway(GenerationServicer):
     Attributes:
         events: what every stream says.
         error: what it ends with; None for a clean end.
+        hangs: streams go on saying nothing after the events.
         breaks_after: of the first stream alone: it ends with the error after so many events, later ones well.
         resumed: what streams of Resume say.
         resume_error: what these end with; None for a clean end.
@@ -43,6 +44,7 @@ class ScriptedGateway(GenerationServicer):
 
     events: Sequence[GenerationEvent] = ()
     error: PacelineError | None = None
+    hangs: bool = False
     breaks_after: int | None = None
     resumed: Sequence[GenerationEvent] = ()
     resume_error: PacelineError | None = None
@@ -60,6 +62,8 @@ class ScriptedGateway(GenerationServicer):
         breaks = self.breaks_after is None or len(self.requests) == 1
         for event in self.events[: self.breaks_after if breaks else None]:
             yield generation_event_to_pb(event)
+        if self.hangs:
+            await asyncio.Event().wait()
         if self.error is not None and breaks:
             await abort(context, self.error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from paceline.client import AsyncClient, Client, ResumeFailed, ResumePolicy
-from paceline.errors import InvalidArgument, ModelError, NotFound, Unavailable
+from paceline.errors import Cancelled, InvalidArgument, ModelError, NotFound, Unavailable
 from paceline.generation import Chunk, Evidence, Finished, GenerationEvent, Started
 from paceline.messages import FinishReason, TokenOrigin
 from paceline.text.request import GenerationRequest, ResumeRequest, TextPrompt
@@ -115,6 +116,22 @@ async def test_one_that_resumes_nothing_hands_the_break_over() -> None:
             assert [await anext(stream), await anext(stream)] == list(WHOLE[:2])
             with pytest.raises(Unavailable):
                 await anext(stream)
+    assert not gateway.resumes
+
+
+async def test_a_client_that_is_closed_resumes_nothing() -> None:
+    gateway = ScriptedGateway(WHOLE[:2], hangs=True)
+    with served(gateway) as addresses:
+        client = AsyncClient(addresses)
+        stream = client.generate(REQUEST)
+        assert [await anext(stream), await anext(stream)] == list(WHOLE[:2])
+        rest = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises((Cancelled, asyncio.CancelledError)):
+            await rest
+        with pytest.raises(Unavailable, match="closed"):
+            await anext(client.generate(REQUEST))
     assert not gateway.resumes
 
 

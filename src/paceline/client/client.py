@@ -80,6 +80,7 @@ class AsyncClient:
         self._channels = [open_channel(address, tls=tls) for address in self.addresses]
         self._stubs: list[GenerationAsyncStub] = [GenerationStub(channel) for channel in self._channels]
         self._policy = resume
+        self._closed = False
         self._random = random.Random()  # noqa: S311  (spreads clients over gateways and moments)
         self._chosen = self._random.randrange(len(self._stubs))
 
@@ -101,6 +102,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Ends what runs and closes the connections."""
+        self._closed = True
         for channel in self._channels:
             await channel.close()
 
@@ -150,6 +152,8 @@ class AsyncClient:
         timeout_s: float | None,
         request_id: str | None,
     ) -> AsyncGenerator[GenerationEvent]:
+        if self._closed:
+            raise Unavailable("the client is closed")
         metadata = self._metadata(request_id)
         clock = asyncio.get_running_loop().time
         ends_at = None if timeout_s is None else clock() + timeout_s
@@ -173,7 +177,7 @@ class AsyncClient:
                 call.cancel()
             if recovery.finished:
                 return  # the connection broke after the last message
-            if self._policy is None or isinstance(error, DeadlineExceeded):
+            if self._policy is None or self._closed or isinstance(error, DeadlineExceeded):
                 raise error
             chance = self._random.random()
             pause_s = recovery.failed(error, clock(), broken=broken, reached=reached, chance=chance)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from paceline_gateway.effects import Commit, Fail, Fetch, Find, Finish, Lane, Leave, Measured, Replica, Send
 from paceline_gateway.plan import GenerationPlan, Patience
+from paceline_gateway.resumption import Resumption
 from paceline_gateway.round_loop import RoundLoop
 from paceline_gateway.round_record import RoundRecord, RoundTimes
 
@@ -222,6 +223,7 @@ class Simulation:
         method: str = "",
         fetch_features: bool = True,
         prompt_features: bool = True,
+        resumption: Resumption | None = None,
     ) -> None:
         tokenizer = _letters(folder)
         plan = GenerationPlan(
@@ -238,6 +240,7 @@ class Simulation:
             method=method,
             fetch_features=fetch_features,
             prompt_features=prompt_features,
+            resumption=resumption,
         )
         end = EndSettings(max_tokens, frozenset({EOS}), stop=stop)
         self.now = 0.0
@@ -258,7 +261,9 @@ class Simulation:
         self.records: list[RoundRecord] = []
         self.terminal: list[Finish | Fail] = []
         self.fetches: list[Fetch] = []
-        self.loop = RoundLoop(plan, Committer(tokenizer, end, prompt), self.patience, self.now)
+        committer = Committer(tokenizer, end, prompt)
+        committer.commit_round(() if resumption is None else resumption.recorded)
+        self.loop = RoundLoop(plan, committer, self.patience, self.now)
 
     @property
     def committed(self) -> tuple[int, ...]:

@@ -94,6 +94,8 @@ class Evidence:
     methods: tuple[str, ...] = ()
     verifier: str = ""
     drafter: str = ""
+    off_rounds: int = 0
+    probe_rounds: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,8 @@ class DoorSettings:
 
     Attributes:
         model: name of the served model.
-        num_draft_tokens: block size of requests that do not say.
+        num_draft_tokens: block size of requests that do not say, the largest where it is governed.
+        governor: choose the block size of requests that do not say, round by round.
         draft_ahead: draft the next block while one is being verified.
         verifier_wait_s: how long a request waits for the first verifier.
         log_prompts: log prompts and generated text.
@@ -61,6 +62,7 @@ class DoorSettings:
     verifier_wait_s: float
     log_prompts: bool = False
     fetch_features: bool = True
+    governor: bool = True
 
 
 class Door:
@@ -318,6 +320,7 @@ class Door:
             rule=request.rule,
             stop=request.stop,
             method=options.method,
+            governed=self._settings.governor and options.enabled and options.num_speculative_tokens is None,
             draft_ahead=self._settings.draft_ahead,
             fetch_features=self._settings.fetch_features,
             prompt_features=self._services.drafters.snapshot.build_on_prompts(options.method),

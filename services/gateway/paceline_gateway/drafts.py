@@ -44,12 +44,16 @@ class Answer:
         base_len: committed tokens that it builds on.
         grew: the tail has become longer.
         found_nothing: it was built on the newest known tokens and proposes nothing.
+        depth: of what it proposes.
+        took_s: from asking to the answer; None where that says nothing of the next one: it read a whole prompt first.
     """
 
     sent_at: float
     base_len: int
     grew: bool
     found_nothing: bool
+    depth: int
+    took_s: float | None
 
 
 class DraftBook:
@@ -164,7 +168,7 @@ class DraftBook:
         draft = self._open.pop(event.draft_id, None)
         if draft is None:
             return None
-        self._note_time(draft, now)
+        took_s = self._note_time(draft, now)
         command = draft.command
         self._known_len = command.base_len
         self.kv_len = event.kv_len
@@ -184,7 +188,7 @@ class DraftBook:
         found_nothing = tail is not None and not block.tokens
         if found_nothing:
             self._nothing_after = command.base_len + len(command.assumed)
-        return Answer(draft.sent_at, command.base_len, grew, found_nothing)
+        return Answer(draft.sent_at, command.base_len, grew, found_nothing, block.tree.max_depth, took_s)
 
     def _tail_with(self, draft: Draft, block: Tail) -> Tail | None:
         """The tail with an answer added; None when the committed tokens contradict the draft or have overtaken it."""
@@ -195,12 +199,13 @@ class DraftBook:
             return None
         return block.below(since[len(draft.assumed) :])
 
-    def _note_time(self, draft: OpenDraft, now: float) -> None:
+    def _note_time(self, draft: OpenDraft, now: float) -> float | None:
         self._warm = True
         if not draft.warm:
-            return  # it had to read the whole prompt, or was asked while that went on
+            return None  # it had to read the whole prompt, or was asked while that went on
         took = now - draft.sent_at
         self.typical_s = took if self.typical_s is None else self.typical_s + _EWMA_WEIGHT * (took - self.typical_s)
+        return took
 
     def unanswered(self, draft_id: int) -> bool:
         """Forgets an open draft that the drafter refused; says whether it was open."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from paceline.generation import Evidence
 from paceline.messages import Timing
+from paceline.speculation.governor import Decision, Reason
 from paceline.speculation.tree import DraftTree
 from paceline_gateway.round_record import NO_TIMES, Fallback, FirstRound, RoundRecord, RoundTimes
 
@@ -25,6 +26,8 @@ class _OpenRound:
     accepted_tokens: int = 0
     method: str = ""
     times: RoundTimes = NO_TIMES
+    decision: Decision | None = None
+    size_changes: int = 0
 
 
 @dataclass(slots=True)
@@ -48,6 +51,8 @@ class EvidenceCounters:
     ahead_hits: int = 0
     drafter_memory_bytes: int = 0
     acceptance_ewma: float = 0.0
+    off_rounds: int = 0
+    probe_rounds: int = 0
     _drafted_at_depth: list[int] = field(default_factory=list)
     _accepted_at_depth: list[int] = field(default_factory=list)
     _methods: dict[str, None] = field(default_factory=dict)
@@ -89,6 +94,13 @@ class EvidenceCounters:
         self.acceptance_ewma = (
             share if self.draft_tokens == block.num_draft_tokens else _ewma(self.acceptance_ewma, share)
         )
+
+    def governed(self, decision: Decision, size_changes: int) -> None:
+        """Counts what the governor had decided for a round, and how often it has changed the size since the last."""
+        self.off_rounds += decision.reason is Reason.OFF
+        self.probe_rounds += decision.reason is Reason.PROBE
+        self._round.decision = decision
+        self._round.size_changes = size_changes
 
     def uses_memory(self, drafting_bytes: int) -> None:
         """The generation is drafted for by somebody who holds so much on top of the target; the most counts."""
@@ -156,6 +168,8 @@ class EvidenceCounters:
             times=done.times,
             since_last_s=since_last_s,
             first=first,
+            decision=done.decision,
+            size_changes=done.size_changes,
         )
 
     def report(self, now: float, verifier: str, drafter: str) -> Evidence:
@@ -182,6 +196,8 @@ class EvidenceCounters:
             methods=tuple(method for method in self._methods if method),
             verifier=verifier,
             drafter=drafter,
+            off_rounds=self.off_rounds,
+            probe_rounds=self.probe_rounds,
         )
 
 

@@ -24,6 +24,7 @@ from paceline.errors import (
 from paceline.generation import Evidence
 from paceline.messages import FinishReason
 from paceline.runtime.telemetry import WithLabels
+from paceline.speculation.governor import Reason
 from paceline_gateway.round_record import Fallback, RoundRecord, RoundTimes
 
 PLAIN = "none"
@@ -36,6 +37,7 @@ _REQUEST_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20
 _TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 _ROUND_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _PER_PASS_BUCKETS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 12.0, 17.0)
+_BLOCK_BUCKETS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 16.0, 24.0, 32.0, 64.0)
 _PER_SECOND_BUCKETS = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 40.0, 60.0, 80.0, 120.0, 160.0, 240.0, 400.0, 800.0)
 
 _PHASES = tuple(field.name.removesuffix("_s") for field in fields(RoundTimes))
@@ -126,6 +128,14 @@ class GatewayMetrics:
         )
         for cause in Fallback:
             self._fallbacks.labels(cause.value)
+        self._governed_rounds = self._counter("governor_rounds", "Rounds that the governor decided.", "reason")
+        self._block_sizes = self._histogram(
+            "governor_block_size_tokens", "Block size that it chose; 0 for none.", _BLOCK_BUCKETS
+        )
+        self._size_changes = self._counter("governor_size_changes", "Times that it changed the size, probes aside.")
+        for reason in Reason:
+            if reason is not Reason.PINNED:
+                self._governed_rounds.labels(reason.value)
 
     # --- what sessions and doors say ----------------------------------------------------------------------------------
 
@@ -155,6 +165,10 @@ class GatewayMetrics:
                 self._accepted_at.labels(method.label, str(position)).inc()
         if record.fallback is not None:
             self._fallbacks.labels(record.fallback.value).inc()
+        if record.decision is not None:
+            self._governed_rounds.labels(record.decision.reason.value).inc()
+            self._block_sizes.observe(record.decision.size)
+            self._size_changes.inc(record.size_changes)
 
     def request_answered(self, reason: FinishReason, completion_tokens: int, evidence: Evidence) -> None:
         """A request has ended by itself."""

@@ -26,7 +26,8 @@ class GenerationPlan:
         rule: acceptance rule.
         max_tokens: most tokens to generate; prompt and output fit the context.
         stop: stop strings.
-        num_draft_tokens: block size; 0 is plain decoding.
+        num_draft_tokens: block size, the largest where it is governed; 0 is plain decoding.
+        governed: the governor chooses the block size of each round, up to the largest.
         method: the only method to draft by; empty for whatever the drafter does.
         draft_ahead: draft the next block while one is being verified.
         fetch_features: bring a drafter that builds on the target's features those that it lacks.
@@ -49,6 +50,7 @@ class GenerationPlan:
     rule: AcceptanceRule = AcceptanceRule.MATCH
     stop: tuple[str, ...] = ()
     method: str = ""
+    governed: bool = False
     draft_ahead: bool = True
     fetch_features: bool = True
     prompt_features: bool = True

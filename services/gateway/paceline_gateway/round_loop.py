@@ -21,6 +21,7 @@ from collections.abc import Callable
 from paceline.errors import PacelineError
 from paceline.generation import Evidence, token_origins
 from paceline.messages import DrafterEvent, FeatureFormat, VerifierEvent
+from paceline.speculation.governor import Room
 from paceline.speculation.tree import DraftTree
 from paceline.text.commit import Committer
 from paceline.token_log import TokenLog
@@ -29,6 +30,7 @@ from paceline_gateway.effects import Commit, Effect, Fail, Finish, Lane, Measure
 from paceline_gateway.evidence import EvidenceCounters
 from paceline_gateway.plan import GenerationPlan, Patience
 from paceline_gateway.round_record import Fallback
+from paceline_gateway.session_governor import FleetTimes, SessionGovernor
 from paceline_gateway.tail import EMPTY_TAIL, Tail
 from paceline_gateway.verifier_lane import BlockRefused, Verdict, VerifierLane
 
@@ -44,7 +46,14 @@ class RoundLoop:
         over: the generation has ended, well or not.
     """
 
-    def __init__(self, plan: GenerationPlan, committer: Committer, patience: Patience, now: float) -> None:
+    def __init__(
+        self,
+        plan: GenerationPlan,
+        committer: Committer,
+        patience: Patience,
+        now: float,
+        times: FleetTimes | None = None,
+    ) -> None:
         self._plan = plan
         self._committer = committer
         self._patience = patience
@@ -62,6 +71,7 @@ class RoundLoop:
         self.evidence = EvidenceCounters(now)
         self.verifier = VerifierLane(plan, self.log, patience, self._effects)
         self.drafter = DrafterLane(plan, self.log, patience, self.evidence, self._effects)
+        self._governor = SessionGovernor(plan, FleetTimes() if times is None else times)
 
     def take_effects(self) -> list[Effect]:
         """What is to be done, in order; each effect is given once."""
@@ -99,6 +109,8 @@ class RoundLoop:
             else:
                 self._drafter_late = False
                 self.drafter.found(replica, self.verifier.drafting_bytes)
+            drafter = "" if self.verifier.drafts_itself else self.drafter.attachment.address
+            self._governor.served_by(self.verifier.attachment.address, drafter)
 
         self._do(step, now)
 
@@ -148,6 +160,7 @@ class RoundLoop:
         def step() -> None:
             answer = self.drafter.handle(event, now)
             if answer is not None:
+                self._governor.drafted(answer)
                 self._drafter_late = False
                 # A draft that turned out stale may be followed by a new one, which has a wait of its own.
                 self._end_wait(now)
@@ -208,6 +221,7 @@ class RoundLoop:
         if self._plan.resumption is not None:
             self._plan.resumption.check(self.log.tokens, from_len, ended=committed.finish is not None)
         book = self.drafter.book
+        self._tell_governor(verdict, now)
         self.evidence.judged(block, len(event.accepted_path), count, book.method)
         self.evidence.verified(event.timing, verdict.round_trip_s)
         book.committed(tokens, block)
@@ -231,6 +245,17 @@ class RoundLoop:
             self._end(now)
             self._effects.append(Finish(committed.finish, committed.stop_string or ""))
 
+    def _tell_governor(self, verdict: Verdict, now: float) -> None:
+        nobody_to_ask = self._fallback in (
+            Fallback.NO_DRAFTER,
+            Fallback.DRAFTER_LOST,
+            Fallback.FEATURES_LACKING,
+            Fallback.CONTEXT_FULL,
+        )
+        decision = self._governor.judged(verdict, not nobody_to_ask, now)
+        if self._plan.governed:
+            self.evidence.governed(decision, self._governor.take_changes())
+
     def _measure(self, now: float) -> None:
         """Tells what the round, or what is left of one at the end, cost and brought."""
         self.evidence.wasted_draft_tokens = self.drafter.book.num_wasted_tokens
@@ -248,6 +273,7 @@ class RoundLoop:
             return
         if self._held or not self.verifier.idle:
             self._end_wait(now)
+            self._governor.interrupted()
             return
         block = self._next_block(now)
         if block is None:
@@ -265,6 +291,23 @@ class RoundLoop:
         serves = self._wants_drafter and self.verifier.features is not None
         self.verifier.verify(block, now, self._next_depth(), self.drafter.features_from if serves else None)
 
+    def _room(self, max_depth: int) -> Room:
+        """What the governor may choose from."""
+        drafter = self.drafter.attachment.replica
+        if drafter is not None and drafter.info.max_draft_tokens and not self.verifier.drafts_itself:
+            max_depth = min(max_depth, drafter.info.max_draft_tokens)
+        return Room(
+            max_depth=max_depth,
+            max_draft_tokens=self.verifier.max_draft_tokens,
+            may_draft_ahead=self._may_draft_ahead,
+            drafts_itself=self.verifier.drafts_itself,
+        )
+
+    @property
+    def _may_draft_ahead(self) -> bool:
+        """Not where drafts build on features of the target: there are none of tokens that it has not judged."""
+        return self._plan.draft_ahead and self.drafter.live and not self.drafter.needs_features
+
     def _block_limit(self) -> int:
         return min(self._plan.num_draft_tokens, self.verifier.max_draft_tokens)
 
@@ -275,7 +318,8 @@ class RoundLoop:
         """How deep a block the verifier is to propose with its verdict, which brings one token at least."""
         if not self.verifier.drafts_itself or self.drafter.distrusted:
             return 0
-        return max(min(self._block_limit(), self._committer.remaining_tokens - 2), 0)
+        room = self._room(max(min(self._block_limit(), self._committer.remaining_tokens - 2), 0))
+        return self._governor.decide_next(room).max_depth
 
     def _next_block(self, now: float) -> Tail | None:
         """The block to verify now; None while a draft is worth waiting for.
@@ -287,14 +331,19 @@ class RoundLoop:
         self._fallback = None
         if limit <= 0:
             return EMPTY_TAIL
-        if book.tail.tokens:
-            return book.tail.top(limit, self.verifier.max_draft_tokens)
-        if len(self.log) == len(self._plan.prompt):
+        if len(self.log) == len(self._plan.prompt) and not book.tail.tokens:
             return EMPTY_TAIL  # reading the prompt need not wait for anybody
+        if not (book.tail.tokens or self.verifier.drafts_itself or self.drafter.live):
+            return self._plain(self._why_no_drafter())
+        decision = self._governor.decide(self._room(limit))
+        limit = min(limit, decision.max_depth)
+        if limit <= 0:
+            return EMPTY_TAIL
+        if book.tail.tokens:
+            self._governor.sends(branched=not book.tail.tree.is_chain)
+            return book.tail.top(limit, min(decision.num_draft_tokens, self.verifier.max_draft_tokens))
         if self.verifier.drafts_itself:
             return self._plain(Fallback.NOTHING_PROPOSED)
-        if not self.drafter.live:
-            return self._plain(self._why_no_drafter())
         depth = min(limit, self.drafter.depth_limit())
         if depth > 0 and book.worth_asking() and self.drafter.can_draft():
             self.drafter.draft(depth, now)
@@ -339,18 +388,19 @@ class RoundLoop:
     def _end_wait(self, now: float) -> None:
         if self._wait_started is not None:
             self.evidence.waited(now - self._wait_started)
+            self._governor.waited(now - self._wait_started)
             self._wait_started = None
 
     def _draft_ahead(self, block: DraftTree, now: float) -> None:
-        """Asks for the block after the one that is being verified, with a guess of the token between them.
-
-        Not where drafts build on features of the target: there are none of tokens that it has not judged.
-        """
-        if not self._plan.draft_ahead or not self.drafter.live or self.drafter.needs_features:
+        """Asks for the block after the one that is being verified, with a guess of the token between them."""
+        if not self._may_draft_ahead:
+            return
+        next_depth = min(self._governor.decide(self._room(self._depth_limit())).ahead_depth, self._block_limit())
+        if next_depth <= 0:
             return
         book = self.drafter.book
         known = len(book.tail.main_path)
-        wanted = min(block.max_depth + 1 + self._block_limit(), self._committer.remaining_tokens - 1)
+        wanted = min(block.max_depth + 1 + next_depth, self._committer.remaining_tokens - 1)
         depth = min(wanted - known, self.drafter.depth_limit())
         if known + depth > block.max_depth + 1 and depth > 0 and book.worth_asking():
             self.drafter.draft(depth, now)

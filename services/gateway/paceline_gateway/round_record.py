@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from paceline.speculation.governor import Decision
+
 
 class Fallback(Enum):
     """Why a round of a generation that speculates went without a block."""
@@ -91,6 +93,8 @@ class RoundRecord:
         times: where the time went.
         since_last_s: from the verdict before to this one; 0 for the first.
         first: of the first round only.
+        decision: what the governor had decided; None where it does not choose.
+        size_changes: how often it has changed its choice since the round before.
     """
 
     target_passes: int
@@ -104,6 +108,8 @@ class RoundRecord:
     times: RoundTimes
     since_last_s: float
     first: FirstRound | None = None
+    decision: Decision | None = None
+    size_changes: int = 0
 
     @property
     def empty(self) -> bool:

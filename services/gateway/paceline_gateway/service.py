@@ -162,6 +162,7 @@ class GatewayService:
         door_settings = DoorSettings(
             model=fitness.model,
             num_draft_tokens=settings.num_speculative_tokens,
+            governor=settings.governor,
             draft_ahead=settings.draft_ahead,
             verifier_wait_s=settings.verifier_wait_ms / 1000,
             log_prompts=settings.log_prompts,

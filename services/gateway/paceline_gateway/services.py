@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.session.store import SessionStore
 from paceline_gateway.effects import Lane
 from paceline_gateway.metrics import GatewayMetrics
 from paceline_gateway.plan import Patience
 from paceline_gateway.pool import Pool
+from paceline_gateway.session_governor import FleetTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class SessionServices:
         patience: how long a session waits for what.
         limits: its bounds.
         metrics: where it tells what it has counted.
+        times: what rounds and drafts cost on each replica.
     """
 
     owner: str
@@ -55,6 +57,7 @@ class SessionServices:
     patience: Patience
     limits: SessionLimits
     metrics: GatewayMetrics
+    times: FleetTimes = field(default_factory=FleetTimes)
 
     def pool(self, lane: Lane) -> Pool:
         """The pool of a lane."""

@@ -83,7 +83,7 @@ class SessionActor:
         )
         self._started_at = started_at = self._clock() if arrived_at is None else arrived_at
         self._ends_at = started_at + services.limits.max_generation_s
-        self._loop = RoundLoop(plan, committer, services.patience, started_at)
+        self._loop = RoundLoop(plan, committer, services.patience, started_at, services.times)
         self._outlet = Outlet(plan, services, self._loop.log, self._positions, self, warnings)
         self._links: dict[Lane, ReplicaLink] = {}
         self._find_ids: dict[Lane, int] = {}

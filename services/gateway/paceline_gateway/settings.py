@@ -53,7 +53,9 @@ class GatewaySettings(ServiceSettings):
     session_ttl_s: float = Field(default=3600.0, gt=0)
     """Life of a session's record after its last write, in seconds."""
     num_speculative_tokens: int = Field(default=4, ge=0, le=64)
-    """Block size of requests that do not say; 0 decodes plainly."""
+    """Block size of requests that do not say, the largest with `governor`; 0 decodes plainly."""
+    governor: bool = True
+    """Choose for each round how large a block pays, and whether any does. Requests may fix the size all the same."""
     draft_ahead: bool = True
     """Draft the next block while one is being verified."""
     fetch_features: bool = True

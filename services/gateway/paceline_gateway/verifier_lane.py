@@ -43,12 +43,16 @@ class Verdict:
         event: the answer.
         round_trip_s: from the command, as sent last, to the answer.
         next_block: what the verifier proposes for the next round; empty unless it was asked.
+        next_depth: how deep it was asked to; 0 for not at all.
+        reading: it had to read all tokens first: those of the prompt, or everything anew.
     """
 
     block: DraftTree
     event: Verified
     round_trip_s: float
     next_block: Tail = EMPTY_TAIL
+    next_depth: int = 0
+    reading: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +258,10 @@ class VerifierLane:
         self._retry_at = None
         self._move = False
         self.kv_len = event.kv_len
-        took = now - self._sent_at
+        took, reading = now - self._sent_at, self._reading
         self._learn_typical(took)
         next_block = Tail.drafted(event.next_block, (), self._plan.rule).top(command.next_depth)
-        return Verdict(command.block, event, took, next_block)
+        return Verdict(command.block, event, took, next_block, command.next_depth, reading)
 
     def _learn_typical(self, took: float) -> None:
         """A round that reads all tokens tells little of the next one, and counts only until another kind was seen."""

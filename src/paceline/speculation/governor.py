@@ -110,12 +110,14 @@ class Decision:
         num_draft_tokens: most nodes of it to send.
         ahead_depth: how deep to draft the block after it while it is judged; 0 for not at all.
         reason: why.
+        size: what was chosen: depth of a chain, nodes of a tree.
     """
 
     max_depth: int
     num_draft_tokens: int
     ahead_depth: int
     reason: Reason
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,7 @@ class Governor:
         if self._pinned is not None:
             depth = min(self._pinned, room.max_depth)
             ahead_depth = self._pinned if room.may_draft_ahead else 0
-            return Decision(depth, room.max_draft_tokens if depth else 0, ahead_depth, Reason.PINNED)
+            return Decision(depth, room.max_draft_tokens if depth else 0, ahead_depth, Reason.PINNED, depth)
         self._drafts_itself = room.drafts_itself
         self._rounds += 1
         self._rounds_at_size += 1
@@ -296,8 +298,10 @@ class Governor:
 
     def _block(self, size: int, room: Room, ahead_depth: int, reason: Reason) -> Decision:
         if self._tree_depth:
-            return Decision(room.max_depth, min(size, room.max_draft_tokens), ahead_depth, reason)
-        return Decision(min(size, room.max_depth), room.max_draft_tokens, ahead_depth, reason)
+            size = min(size, room.max_draft_tokens)
+            return Decision(room.max_depth, size, ahead_depth, reason, size)
+        size = min(size, room.max_depth)
+        return Decision(size, room.max_draft_tokens, ahead_depth, reason, size)
 
     # --- learning -----------------------------------------------------------------------------------------------------
 

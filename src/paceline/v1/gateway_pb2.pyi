@@ -575,6 +575,8 @@ class Evidence(_message.Message):
     METHODS_FIELD_NUMBER: _builtins.int
     VERIFIER_FIELD_NUMBER: _builtins.int
     DRAFTER_FIELD_NUMBER: _builtins.int
+    OFF_ROUNDS_FIELD_NUMBER: _builtins.int
+    PROBE_ROUNDS_FIELD_NUMBER: _builtins.int
     target_passes: _builtins.int
     """Verify passes of this session, prompt included."""
     tokens_per_target_pass: _builtins.float
@@ -603,6 +605,10 @@ class Evidence(_message.Message):
     verifier: _builtins.str
     """Verifier and drafter replicas in use at the end."""
     drafter: _builtins.str
+    off_rounds: _builtins.int
+    """Rounds without a block because the governor held plain decoding for faster."""
+    probe_rounds: _builtins.int
+    """Rounds in which it tried a block all the same, to see whether that still holds."""
     @_builtins.property
     def drafted_per_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Entry i: how often a block had a draft at depth i + 1."""
@@ -637,10 +643,12 @@ class Evidence(_message.Message):
         methods: _abc.Iterable[_builtins.str] | None = ...,
         verifier: _builtins.str = ...,
         drafter: _builtins.str = ...,
+        off_rounds: _builtins.int = ...,
+        probe_rounds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_per_position", b"accepted_per_position", "accepted_tokens", b"accepted_tokens", "ahead_hits", b"ahead_hits", "draft_ms", b"draft_ms", "draft_tokens", b"draft_tokens", "draft_wait_ms", b"draft_wait_ms", "drafted_per_position", b"drafted_per_position", "drafter", b"drafter", "drafter_memory_bytes", b"drafter_memory_bytes", "methods", b"methods", "queue_ms", b"queue_ms", "target_passes", b"target_passes", "time_to_first_token_ms", b"time_to_first_token_ms", "tokens_per_target_pass", b"tokens_per_target_pass", "total_ms", b"total_ms", "verifier", b"verifier", "verify_ms", b"verify_ms", "wasted_draft_tokens", b"wasted_draft_tokens", "wire_ms", b"wire_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_per_position", b"accepted_per_position", "accepted_tokens", b"accepted_tokens", "ahead_hits", b"ahead_hits", "draft_ms", b"draft_ms", "draft_tokens", b"draft_tokens", "draft_wait_ms", b"draft_wait_ms", "drafted_per_position", b"drafted_per_position", "drafter", b"drafter", "drafter_memory_bytes", b"drafter_memory_bytes", "methods", b"methods", "off_rounds", b"off_rounds", "probe_rounds", b"probe_rounds", "queue_ms", b"queue_ms", "target_passes", b"target_passes", "time_to_first_token_ms", b"time_to_first_token_ms", "tokens_per_target_pass", b"tokens_per_target_pass", "total_ms", b"total_ms", "verifier", b"verifier", "verify_ms", b"verify_ms", "wasted_draft_tokens", b"wasted_draft_tokens", "wire_ms", b"wire_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -292,6 +292,8 @@ def _evidence_to_pb(evidence: g.Evidence) -> gateway_pb2.Evidence:
         methods=evidence.methods,
         verifier=evidence.verifier,
         drafter=evidence.drafter,
+        off_rounds=evidence.off_rounds,
+        probe_rounds=evidence.probe_rounds,
     )
 
 
@@ -316,6 +318,8 @@ def _evidence_from_pb(message: gateway_pb2.Evidence) -> g.Evidence:
         methods=tuple(message.methods),
         verifier=message.verifier,
         drafter=message.drafter,
+        off_rounds=message.off_rounds,
+        probe_rounds=message.probe_rounds,
     )
 
 

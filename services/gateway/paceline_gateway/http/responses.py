@@ -54,6 +54,10 @@ class SpeculativeDecoding(ResponseModel):
     """Draft tokens that were dropped unjudged, because they built on something that did not happen."""
     draft_ahead_hits: int
     """Drafts that were ready before the verdict that they build on."""
+    num_off_rounds: int
+    """Rounds without a draft because the governor held plain decoding for faster."""
+    num_probe_rounds: int
+    """Rounds in which it tried one all the same, to see whether that still holds."""
     num_target_passes: int
     """Passes of the target, the prompt's included."""
     tokens_per_target_pass: float

@@ -26,6 +26,8 @@ def choice_metrics(started: Started, finished: Finished) -> ChoiceMetrics:
             num_accepted_tokens_per_pos=list(evidence.accepted_per_position),
             num_wasted_draft_tokens=evidence.wasted_draft_tokens,
             draft_ahead_hits=evidence.ahead_hits,
+            num_off_rounds=evidence.off_rounds,
+            num_probe_rounds=evidence.probe_rounds,
             num_target_passes=evidence.target_passes,
             tokens_per_target_pass=evidence.tokens_per_target_pass,
             goodput_tokens_per_second=finished.completion_tokens / seconds if seconds else 0.0,

@@ -1,0 +1,175 @@
+"""Between the rounds of one session and the governor of its speculation. Pure: times are handed in.
+
+The governor decides for one round after another; here is what it is told and when. A round's decision is made when it
+is first asked for, and holds until the verdict. A verifier that drafts by itself is told a round ahead how deep
+to draft, so there the next decision is made when a block is sent.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TypeVar
+
+from paceline.speculation.governor import Decision, Governor, Reason, Room, RoundOutcome
+from paceline.speculation.round_model import DrafterTimes, PassTimes, VerifierTimes
+from paceline_gateway.drafts import Answer
+from paceline_gateway.plan import GenerationPlan
+from paceline_gateway.verifier_lane import Verdict
+
+_MAX_REPLICAS = 256
+"""Of each kind whose times are kept; the one that was not asked for longest goes first."""
+_US_PER_S = 1e6
+_Times = TypeVar("_Times")
+_UNDECIDED = Decision(0, 0, 0, Reason.NO_ROOM)
+
+
+class FleetTimes:
+    """What rounds and drafts cost on each replica, as all sessions of this gateway have seen it."""
+
+    def __init__(self) -> None:
+        self._verifiers: OrderedDict[str, VerifierTimes] = OrderedDict()
+        self._drafters: OrderedDict[str, DrafterTimes] = OrderedDict()
+
+    def verifier(self, address: str) -> VerifierTimes:
+        """Those of a verifier."""
+        return _kept(self._verifiers, address, VerifierTimes)
+
+    def drafter(self, address: str) -> DrafterTimes:
+        """Those of a drafter."""
+        return _kept(self._drafters, address, DrafterTimes)
+
+
+def _kept(times: OrderedDict[str, _Times], address: str, make: Callable[[], _Times]) -> _Times:
+    if address not in times:
+        times[address] = make()
+    times.move_to_end(address)
+    if len(times) > _MAX_REPLICAS:
+        times.popitem(last=False)
+    return times[address]
+
+
+class SessionGovernor:
+    """Asks the governor, and tells it what came of each round.
+
+    Args:
+        plan: of the generation; the size is the governor's choice only if it says so.
+        times: shared with the other sessions.
+    """
+
+    def __init__(self, plan: GenerationPlan, times: FleetTimes) -> None:
+        self._pinned = None if plan.governed else plan.num_draft_tokens
+        self._times = times
+        self._verifier = VerifierTimes()
+        self._drafter: DrafterTimes | None = None
+        self._governor: Governor | None = None
+        self._decision: Decision | None = None
+        self._next: Decision | None = None
+        self._branched = False
+        self._wait_s = 0.0
+        self._verdict_at: float | None = None
+        self._changes_told = 0
+
+    def served_by(self, verifier: str, drafter: str) -> None:
+        """The session has these replicas from now on; no drafter where the verifier drafts by itself, or none is."""
+        self._verifier = self._times.verifier(verifier)
+        self._drafter = self._times.drafter(drafter) if drafter else None
+        self._next = None
+        self._verdict_at = None
+        if self._governor is not None:
+            self._governor.served_by(self._verifier, self._drafter)
+
+    def decide(self, room: Room) -> Decision:
+        """What to do in this round."""
+        if self._decision is None:
+            self._decision = self._next or self._ask(room)
+            self._next = None
+        return self._decision
+
+    def decide_next(self, room: Room) -> Decision:
+        """What to do in the round after this one, whose block is being sent."""
+        if self._decision is None:
+            self._decision, self._next = self._next or _UNDECIDED, None
+        if self._next is None:
+            self._next = self._ask(room)
+        return self._next
+
+    def _ask(self, room: Room) -> Decision:
+        if self._governor is None:
+            self._governor = Governor(self._verifier, self._drafter, self._pinned)
+        return self._governor.decide(room)
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    def sends(self, branched: bool) -> None:
+        """A block is sent that is a part of a tree or of a chain."""
+        self._branched = branched
+
+    def waited(self, seconds: float) -> None:
+        """The verifier had nothing to do for the session because a draft was not there."""
+        self._wait_s += seconds
+
+    def interrupted(self) -> None:
+        """What goes on now has nothing to do with speculation: the time until the next verdict tells nothing."""
+        self._verdict_at = None
+
+    def drafted(self, answer: Answer) -> None:
+        """The drafter has answered."""
+        if self._drafter is not None and answer.took_s is not None and (answer.depth or answer.found_nothing):
+            self._drafter.observe(answer.depth, answer.took_s)
+
+    def judged(self, verdict: Verdict, asked: bool, now: float) -> Decision:
+        """The round has ended.
+
+        Args:
+            verdict: its verdict.
+            asked: there was somebody to draft its block.
+            now: the time.
+
+        Returns:
+            What had been decided for it.
+        """
+        decision, self._decision = self._decision or _UNDECIDED, None
+        begun_at, self._verdict_at = self._verdict_at, now
+        wait_s, self._wait_s = self._wait_s, 0.0
+        if verdict.reading:
+            return decision  # a prompt, or everything anew: such a pass tells nothing of the next one
+        block = verdict.block
+        times = _pass_times(verdict, wait_s, None if begun_at is None else now - begun_at)
+        if self._governor is None:
+            self._verifier.observe(times, block.num_draft_tokens)
+            return decision
+        self._governor.observe(
+            RoundOutcome(
+                decision=decision,
+                times=times,
+                asked=asked and decision.max_depth > 0,
+                num_draft_tokens=block.num_draft_tokens,
+                depth=block.max_depth,
+                accepted_path=verdict.event.accepted_path,
+                branched=self._branched,
+            )
+        )
+        return decision
+
+    def take_changes(self) -> int:
+        """How often the size was changed since this was asked last."""
+        changes = 0 if self._governor is None else self._governor.num_changes
+        told, self._changes_told = self._changes_told, changes
+        return changes - told
+
+
+def _pass_times(verdict: Verdict, wait_s: float, period_s: float | None) -> PassTimes:
+    timing = verdict.event.timing
+    engine_us = max(timing.total_us - timing.queue_us, 0)
+    draft_us = min(max(timing.draft_us, 0), engine_us)
+    return PassTimes(
+        verify_s=(engine_us - draft_us) / _US_PER_S,
+        queue_s=max(timing.queue_us, 0) / _US_PER_S,
+        draft_wait_s=wait_s,
+        self_draft_s=draft_us / _US_PER_S,
+        self_draft_depth=verdict.next_depth,
+        period_s=period_s,
+        batch_sessions=timing.batch_sessions,
+        batch_tokens=timing.batch_tokens,
+    )

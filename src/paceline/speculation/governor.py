@@ -293,6 +293,7 @@ class Governor:
         if self._probe_in > 0 or self._limit(room) < self._widest:
             self._probe_in = max(self._probe_in - 1, 0)
             return _none(Reason.OFF)
+        self._probe_in = self._probe_after  # until its outcome is known: a verifier that drafts is told a round ahead
         size, _ = self._best(self._model(room), room, with_plain=False)
         return self._block(size, room, 0, Reason.PROBE)
 

@@ -118,9 +118,10 @@ class VerifierTimes:
             if self.plain_due:
                 self._plain_every = min(2 * self._plain_every, self._PLAIN_AT_MOST_EVERY)
             self._blocks_in_a_row = 0.0
-        if times.batch_tokens > sessions * (self._max_block_tokens + 1):
+        tokens = max(times.batch_tokens, 1 + num_draft_tokens)
+        if tokens > sessions * (self._max_block_tokens + 1):
             return
-        self.pass_time.observe(times.batch_tokens, times.verify_s, weight)
+        self.pass_time.observe(tokens, times.verify_s, weight)
         self.batch_sessions.observe(sessions, weight)
         if times.verify_s > 0:
             self._queue_share.observe(min(times.queue_s / times.verify_s, _MAX_SHARE), weight)

@@ -19,6 +19,7 @@ from paceline_gateway.plan import GenerationPlan, Patience
 from paceline_gateway.resumption import Resumption
 from paceline_gateway.round_loop import RoundLoop
 from paceline_gateway.round_record import RoundRecord, RoundTimes
+from paceline_gateway.session_governor import FleetTimes
 
 from paceline.errors import Failure, InvalidArgument, PacelineError
 from paceline.messages import (
@@ -224,6 +225,8 @@ class Simulation:
         fetch_features: bool = True,
         prompt_features: bool = True,
         resumption: Resumption | None = None,
+        governed: bool = False,
+        times: FleetTimes | None = None,
     ) -> None:
         tokenizer = _letters(folder)
         plan = GenerationPlan(
@@ -241,6 +244,7 @@ class Simulation:
             fetch_features=fetch_features,
             prompt_features=prompt_features,
             resumption=resumption,
+            governed=governed,
         )
         end = EndSettings(max_tokens, frozenset({EOS}), stop=stop)
         self.now = 0.0
@@ -263,7 +267,7 @@ class Simulation:
         self.fetches: list[Fetch] = []
         committer = Committer(tokenizer, end, prompt)
         committer.commit_round(() if resumption is None else resumption.recorded)
-        self.loop = RoundLoop(plan, committer, self.patience, self.now)
+        self.loop = RoundLoop(plan, committer, self.patience, self.now, times)
 
     @property
     def committed(self) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from paceline.drafting.draft_runner import DraftRunnerInfo, Feed, FeedResult
+from paceline.engine.huge_pages import move_to_huge_pages
 from paceline.errors import CapacityExceeded, ConfigurationError, ModelError
 from paceline.kv_usage import KvUsage
 
@@ -144,6 +145,7 @@ class OnnxDraftRunner:
         self._sessions: dict[str, _Buffer | None] = {}
         self._spare: list[_Buffer] = []
         self._warm_up()
+        move_to_huge_pages(self._info.weights_bytes)
 
     @property
     def info(self) -> DraftRunnerInfo:

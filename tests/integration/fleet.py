@@ -288,6 +288,8 @@ class Fleet:
             "drafters": tuple(node.address for node in self.drafters),
             "model_name": MODEL,
             "http_port": None,
+            # A pass of a toy takes no time, so no draft pays: blocks have their full size unless a test asks for more.
+            "governor": False,
             **self.options.settings,
         }
         return GatewayService(GatewaySettings(model=str(self.folder), **settings), self.options.store)

@@ -33,7 +33,8 @@ LAW = hash_law(VOCAB, seed=31)
 PROMPT = [1, 2, 3]
 SAMPLING = SamplingParams(temperature=0.8, ignore_eos=True)
 MAX_TOKENS = 90
-SEEDS = range(2)
+NUM_STREAMS = 4
+NUM_KILLS = 2
 PASS_S = 0.01
 
 
@@ -82,27 +83,34 @@ def request_of(fleet: Fleet, seed: int, session: str | None = None) -> Generatio
 
 async def test_streams_outlive_gateways_that_are_killed_at_random(tmp_path: Path, server: Server) -> None:
     dice = random.Random(7)
-    num_kills = 0
+    kill_at = sorted(dice.sample(range(MAX_TOKENS - 20), NUM_KILLS))
+    moves: list[str] = []
+
     async with (
         world(tmp_path, server, 2, lambda: SlowRunner(LAW, VOCAB, max_model_len=256)) as (fleet, processes),
-        AsyncClient([each.address for each in processes]) as client,
         asyncio.TaskGroup() as restarts,
     ):
-        for seed in SEEDS:
-            kill_at = sorted(dice.sample(range(MAX_TOKENS - 20), 2))
+
+        async def read(seed: int) -> list[GenerationEvent]:
+            """One stream; the first one kills the gateway that it reads from when it has got so many tokens."""
             events: list[GenerationEvent] = []
-            async for event in client.generate(request_of(fleet, seed), timeout_s=60.0):
-                events.append(event)
-                if kill_at and len(tokens_of(events)) >= kill_at[0]:
-                    # The second time the first one may not be back: then there is none at all for a while.
-                    kill_at.pop(0)
-                    victim = next(each for each in processes if each.address == client.address)
-                    victim.kill()
-                    num_kills += 1
-                    restarts.create_task(victim.start())
+            async with AsyncClient([each.address for each in processes]) as client:
+                async for event in client.generate(request_of(fleet, seed), timeout_s=60.0):
+                    events.append(event)
+                    if seed == 0 and kill_at and len(tokens_of(events)) >= kill_at[0]:
+                        kill_at.pop(0)
+                        moves.append(client.address)
+                        victim = next(each for each in processes if each.address == client.address)
+                        victim.kill()
+                        if kill_at:  # it will hardly be back when the other one dies: then there is none for a while
+                            restarts.create_task(victim.start())
+            return events
+
+        for seed, events in enumerate(await asyncio.gather(*[read(seed) for seed in range(NUM_STREAMS)])):
             check(events, expected(seed))
             assert text_of(events) == fleet.tokenizer.decode(expected(seed))
-    assert num_kills == 2 * len(SEEDS)
+    assert len(moves) == NUM_KILLS
+    assert len(set(moves)) == 2
 
 
 def check(events: list[GenerationEvent], tokens: list[int]) -> None:

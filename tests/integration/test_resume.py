@@ -16,7 +16,7 @@ from paceline.errors import DataLoss, Fenced, InvalidArgument, NotFound, Session
 from paceline.generation import Chunk, Finished, GenerationEvent, Started
 from paceline.messages import AcceptanceRule, FinishReason, SamplingParams, TokenOrigin
 from paceline.session.memory_store import MemoryStore
-from paceline.session.store import AppendOutcome, SessionState
+from paceline.session.store import Append, AppendOutcome, SessionRecord, SessionState
 from paceline.text.request import ResumeRequest
 from tests.fakes.toy_runner import script_law
 from tests.integration.fleet import EOS, VOCAB, Fleet, generate, perfect_method, until
@@ -230,6 +230,41 @@ async def test_a_client_with_other_tokens_is_told_so(tmp_path: Path, recorded: i
         # The right one is served none the less.
         _, chunks, _ = await read(client.resume(point(EXPECTED[:17])))
         assert tokens_of(chunks) == EXPECTED[17:]
+
+
+class OneMoreRound(MemoryStore):
+    """The owner before records one more round between the first look and the take-over."""
+
+    tokens: tuple[int, ...] = ()
+
+    async def take_over(self, seen: SessionRecord, owner: str) -> AppendOutcome:
+        late = Append(seen.session, seen.epoch, seen.owner, seen.committed_len, self.tokens, seen.positions)
+        assert await self.append(late) is AppendOutcome.APPLIED
+        return await super().take_over(seen, owner)
+
+
+async def test_what_is_recorded_until_the_take_over_counts(tmp_path: Path) -> None:
+    store = OneMoreRound()
+    async with two_gateways(tmp_path, store=store) as (fleet, stream, _other, client):
+        await stream.rest()
+        await pretend(fleet, 6)
+        store.tokens = tuple(EXPECTED[6:11])
+        _, chunks, _ = await read(client.resume(point(EXPECTED[:4])))
+        assert chunks[0].token_ids == tuple(EXPECTED[4:11])
+        assert tokens_of(chunks) == EXPECTED[4:]
+
+
+async def test_a_take_over_that_comes_to_nothing_leaves_no_running_session(tmp_path: Path) -> None:
+    store = OneMoreRound()
+    async with two_gateways(tmp_path, store=store) as (fleet, stream, _other, client):
+        await stream.rest()
+        await pretend(fleet, 6)
+        store.tokens = tuple(EXPECTED[6:11])
+        # Only what is recorded at the last moment shows that the client has other tokens.
+        with pytest.raises(DataLoss):
+            await read(client.resume(point([*EXPECTED[:7], 30])))
+        record = await client.get_session("s")
+        assert (record.state, record.finish_reason) == (SessionState.FAILED, "data_loss")
 
 
 async def test_a_client_with_more_tokens_than_there_can_be_is_told_so(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import secrets
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 from paceline.errors import Cancelled, Fenced, NotFound, PacelineError, Unavailable
 from paceline.generation import ServedModel
@@ -157,8 +157,9 @@ class Door:
             record = replay.record
             plan = self._plan(replay.prepared, caller, record.epoch, replay.resumption)
             if replay.finish is None:
-                actor = SessionActor(plan, replay.committer, self._services, self._warnings(plan), arrived_at)
-                await self._sessions.replace(actor)
+                async with self._ended_unless_run(plan.session, plan.epoch):
+                    actor = SessionActor(plan, replay.committer, self._services, self._warnings(plan), arrived_at)
+                    await self._sessions.replace(actor)
                 self._services.metrics.session_resumed()
                 return Generation(actor, permit)
             if record.state is SessionState.RUNNING:  # its gateway died right before it could say so
@@ -178,10 +179,23 @@ class Door:
             outcome = await self._services.store.take_over(replay.record, owner)
             if outcome is AppendOutcome.APPLIED:
                 # Whoever had it may have recorded more until this moment, and nothing after it.
-                mine = await self._replay(asked, caller)
-                if (mine.record.owner, mine.record.epoch) == (owner, replay.record.epoch + 1):
+                epoch = replay.record.epoch + 1
+                async with self._ended_unless_run(asked.session, epoch):
+                    mine = await self._replay(asked, caller)
+                if (mine.record.owner, mine.record.epoch) == (owner, epoch):
                     return mine
         raise Fenced(f"session {asked.session!r} is being resumed by somebody else at this moment", field="session")
+
+    @contextlib.asynccontextmanager
+    async def _ended_unless_run(self, session: str, epoch: int) -> AsyncIterator[None]:
+        """A session that was taken over and comes to nothing is no running one: its name is free."""
+        try:
+            yield
+        except BaseException as error:
+            code = error.code if isinstance(error, PacelineError) else Cancelled.code
+            with contextlib.suppress(PacelineError):
+                await self._services.store.finish(session, epoch, self._services.owner, SessionState.FAILED, code)
+            raise
 
     async def _replay(self, asked: ResumeRequest, caller: Caller) -> Replay:
         try:

@@ -43,9 +43,9 @@ class VerifierSettings(ModelServiceSettings):
     """Part of a pass that prompts get at least while any is being read, so that blocks do not keep them waiting."""
     prefix_caching: bool = True
     """Whether sessions share the key/value rows of equal beginnings of their texts."""
-    gather_window_ms: float = Field(default=3.0, ge=0, le=100)
-    """How long a pass waits for sessions that the last one answered and that are usually back by then, in milliseconds;
-    never longer than a pass takes. 0 for no waiting."""
+    gather_window_ms: float = Field(default=20.0, ge=0, le=100)
+    """Longest wait of a pass for sessions that will soon be back, in milliseconds; never longer than a pass takes, and
+    only while more sessions per second come of it. 0 for no waiting."""
     self_draft_method: Literal["none", "ngram", "medusa", "eagle", "eagle3", "layerskip"] = "none"
     """Method by which the verifier drafts by itself: the next block comes with each verdict, without a drafter."""
     self_draft_model: str = ""

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from prometheus_client import Counter
 
+from paceline.engine.gather import GatherWindow
 from paceline.engine.target import TargetEngine
 from paceline.errors import Fenced, InvalidArgument, PacelineError
 from paceline.kv_usage import KvUsage
@@ -39,7 +40,6 @@ from paceline.pass_size import PassSize
 from paceline.runtime.letters import Letter
 from paceline.runtime.replica_actor import ActorLimits, ReplicaActor
 from paceline.text.validation import validate_sampling
-from paceline_verifier.gather import GatherWindow
 from paceline_verifier.scheduling_counters import SchedulingCounters
 from paceline_verifier.self_draft_counters import SelfDraftCounters
 
@@ -83,7 +83,7 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
         engine: used from the actor's thread and, between passes, from its loop.
         limits: bounds of the actor.
         clock: monotonic seconds.
-        gather_window_s: how long a pass may wait for sessions that the last one answered; 0: not at all.
+        gather_window_s: how long a pass may wait for sessions that were answered a moment ago; 0: not at all.
     """
 
     def __init__(
@@ -214,13 +214,14 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
 
     def pass_delay_s(self) -> float:
         """Until sessions are back that will be soon, or until one may lose its rows to those that wait for pages."""
-        return max(self._gather.delay_s(), self._engine.stuck_s)
+        return max(self._gather.delay_s(self.num_working), self._engine.stuck_s)
 
     def run_pass(self) -> list[Verified | Failed]:
         """One pass of the engine, in the model's thread."""
         started_s = self.clock()
         answers = self._engine.step()
-        self._gather.pass_took(self.clock() - started_s)
+        size = self._engine.last_pass
+        self._gather.pass_took(self.clock() - started_s, size.num_sessions, size.num_tokens)
         return answers
 
     def size_of(self, result: list[Verified | Failed]) -> PassSize:

@@ -24,12 +24,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
+from paceline.engine.gather import GatherWindow
 from paceline.engine.simulated.pass_time import PassTime
 
 VERIFY_PASS = PassTime(30.0, 0.05)
 DRAFT_PASS = PassTime(3.0, 0.05)
-_NEWEST_SHARE = 0.25
-_LONGEST_RETURN_WINDOWS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class IdealFleet:
         verify_pass: what a pass of a verifier takes.
         draft_pass: what a pass of a drafter takes.
         max_batch_tokens: most tokens of a verifier's pass.
-        gather_window_ms: how long such a pass waits for those who usually come back within that time.
+        gather_window_ms: longest wait of such a pass for sessions that will soon be back.
     """
 
     num_sessions: int = 1
@@ -60,7 +59,7 @@ class IdealFleet:
     verify_pass: PassTime = VERIFY_PASS
     draft_pass: PassTime = DRAFT_PASS
     max_batch_tokens: int = 512
-    gather_window_ms: float = 3.0
+    gather_window_ms: float = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +131,7 @@ class _Session:
     """One generation.
 
     Attributes:
+        name: its own.
         verifier: judges its blocks.
         drafter: makes them.
         agrees: whether the drafts of its next positions are the target's own tokens.
@@ -143,6 +143,7 @@ class _Session:
         fed: positions that the drafter has rows of.
     """
 
+    name: str
     verifier: _Verifier
     drafter: _Drafter
     agrees: Iterator[bool]
@@ -169,7 +170,7 @@ class _World:
         for index, agrees in enumerate(luck):
             verifier = self._verifiers[index % len(self._verifiers)]
             drafter = self._drafters[index % len(self._drafters)]
-            self._next_round(_Session(verifier, drafter, agrees))
+            self._next_round(_Session(str(index), verifier, drafter, agrees))
 
     def at(self, delay_s: float, event: Callable[[], None]) -> None:
         """Something happens so much later."""
@@ -284,52 +285,39 @@ class _Drafter:
 
 
 class _Verifier:
-    """Judges blocks: a pass takes all that wait, after a moment for those that usually are back so soon."""
+    """Judges blocks: a pass takes all that wait, after a moment for others if that is worth it."""
 
     def __init__(self, world: _World) -> None:
         self._world = world
         self._waiting: list[_Session] = []
         self._computes = False
-        self._away: dict[_Session, float] = {}
-        self._usual_s: dict[_Session, float] = {}
-        self._window_s = world.fleet.gather_window_ms / 1e3
-        self._last_pass_s = 0.0
+        self._gather = GatherWindow(world.fleet.gather_window_ms / 1e3, lambda: world.now_s)
         self.busy_s = 0.0
 
     def take(self, session: _Session) -> None:
-        answered_s = self._away.pop(session, None)
-        if answered_s is not None:
-            took_s = min(self._world.now_s - answered_s, _LONGEST_RETURN_WINDOWS * self._window_s)
-            usual_s = self._usual_s.get(session, took_s)
-            self._usual_s[session] = usual_s + _NEWEST_SHARE * (took_s - usual_s)
+        self._gather.returned(session.name, self._world.now_s)
         self._waiting.append(session)
         self._begin()
-
-    def _delay_s(self) -> float:
-        """As `paceline_verifier.gather` has it."""
-        window_s = min(self._window_s, self._last_pass_s)
-        expected_s = [since_s for who, since_s in self._away.items() if self._usual_s.get(who, window_s) < window_s]
-        return max(0.0, max(expected_s) + window_s - self._world.now_s) if expected_s else 0.0
 
     def _begin(self) -> None:
         if self._computes or not self._waiting:
             return
+        block_tokens = self._world.fleet.num_draft_tokens + 1
+        most = max(self._world.fleet.max_batch_tokens // block_tokens, 1)
         # Half a nanosecond, so that rounding makes no wait of nothing.
-        if (delay_s := self._delay_s()) > 5e-10:
+        if (delay_s := self._gather.delay_s(len(self._waiting))) > 5e-10:
             self._world.at(delay_s, self._begin)
             return
-        block_tokens = self._world.fleet.num_draft_tokens + 1
-        num_sessions = max(self._world.fleet.max_batch_tokens // block_tokens, 1)
-        batch, self._waiting = self._waiting[:num_sessions], self._waiting[num_sessions:]
+        batch, self._waiting = self._waiting[:most], self._waiting[most:]
         took_s = self._world.fleet.verify_pass.seconds(block_tokens * len(batch))
         self._computes = True
         self.busy_s += took_s
-        self._last_pass_s = took_s
-        self._world.at(took_s, lambda: self._end(batch))
+        self._world.at(took_s, lambda: self._end(batch, took_s))
 
-    def _end(self, batch: list[_Session]) -> None:
+    def _end(self, batch: list[_Session], took_s: float) -> None:
         self._computes = False
+        self._gather.pass_took(took_s, len(batch), len(batch) * (self._world.fleet.num_draft_tokens + 1))
         for session in batch:
-            self._away[session] = self._world.now_s
+            self._gather.answered(session.name)
             self._world.at(self._world.way_s, partial(self._world.judged, session))
         self._begin()

@@ -22,7 +22,7 @@ from paceline.benchmark.scale_meter import NO_CPU, PHASES, CpuSeconds, Reading, 
 from paceline.errors import InvalidArgument, Unavailable
 from paceline.text.tokenizer import Tokenizer
 
-WAYS = ("plain", "one process", "sequential", "ahead")
+WAYS = ("plain", "one process", "sequential", "ahead", "governed")
 """Names of all ways to generate."""
 _WARM_UP_S = 2.0
 _QUIET_TIMEOUT_S = 30.0
@@ -35,12 +35,12 @@ class Way:
 
     Attributes:
         name: for tables.
-        num_speculative_tokens: block size; 0 decodes plainly.
+        num_speculative_tokens: block size; 0 decodes plainly; None: the governor chooses, up to the fleet's.
         ahead: the next block is drafted while one is judged.
     """
 
     name: str
-    num_speculative_tokens: int
+    num_speculative_tokens: int | None
     ahead: bool = False
 
 
@@ -194,6 +194,7 @@ def _turn(plan: ScalePlan, sessions: int, repeat: int) -> list[Way]:
         "one process": Way("one process", block),
         "sequential": Way("sequential", block),
         "ahead": Way("ahead", block, ahead=True),
+        "governed": Way("governed", None, ahead=True),
     }
     ways = [known[name] for name in plan.ways if name != "one process" or sessions == 1]
     first = repeat % len(ways)
@@ -234,8 +235,13 @@ async def _quiet(fleet: ScaleFleet) -> None:
 
 
 def _ideal(fleet: ScaleFleet, plan: ScalePlan, sessions: int, rtt_ms: float, way: Way) -> IdealResult:
-    """The model of a case, with the luck that its sessions have."""
+    """The model of a case, with the luck that its sessions have; of a governed one the best of the others."""
     options = plan.options
+    block = options.num_speculative_tokens
+    if way.num_speculative_tokens is None:
+        others = (Way("plain", 0), Way("sequential", block), Way("ahead", block, ahead=True))
+        results = [_ideal(fleet, plan, sessions, rtt_ms, other) for other in others]
+        return max(results, key=lambda result: result.tokens_per_second)
     tokenizer = Tokenizer.load(fleet.model_dir)
     text = options.drafter.text(tokenizer.vocab_size, tokenizer.eos_token_ids)
     luck: list[Iterator[bool]] = [

@@ -29,7 +29,7 @@ class Load:
     Args:
         address: host:port of the gateway.
         prompts: one for each session.
-        num_speculative_tokens: block size; 0 decodes plainly.
+        num_speculative_tokens: block size; 0 decodes plainly; None leaves it to the gateway.
         max_tokens: more than a session will write.
 
     Attributes:
@@ -37,7 +37,7 @@ class Load:
     """
 
     def __init__(
-        self, address: str, prompts: Sequence[tuple[int, ...]], num_speculative_tokens: int, max_tokens: int
+        self, address: str, prompts: Sequence[tuple[int, ...]], num_speculative_tokens: int | None, max_tokens: int
     ) -> None:
         self._client = AsyncClient(address)
         self._requests = [
@@ -45,7 +45,7 @@ class Load:
                 TokenPrompt(prompt),
                 sampling=SamplingParams(temperature=0.0),
                 max_tokens=max_tokens,
-                speculation=SpeculationOptions(num_speculative_tokens > 0, "", num_speculative_tokens),
+                speculation=SpeculationOptions(num_speculative_tokens != 0, "", num_speculative_tokens),
             )
             for prompt in prompts
         ]

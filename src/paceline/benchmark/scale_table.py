@@ -13,7 +13,7 @@ from rich.table import Table
 from paceline.benchmark.scale import WAYS, ScaleResult, ScaleRow
 from paceline.errors import ConfigurationError
 
-_COLORS = dict(zip(WAYS, ("tab:gray", "tab:green", "tab:blue", "tab:orange"), strict=True))
+_COLORS = dict(zip(WAYS, ("tab:gray", "tab:green", "tab:blue", "tab:orange", "tab:red"), strict=True))
 _FULL = 0.9
 """From this share of its time on a part counts as what limits the rest."""
 

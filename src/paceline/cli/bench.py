@@ -94,7 +94,7 @@ def scale(
         list[str] | None,
         typer.Option(
             help="Measure this way only; may be given again: plain, 'one process' (no service between; for one "
-            "session), sequential, ahead. Default: all."
+            "session), sequential, ahead, governed. Default: all."
         ),
     ] = None,
     acceptance: Annotated[float, typer.Option(min=0, max=1, help="How often a draft token is right.")] = 0.8,

@@ -77,7 +77,7 @@ async def started(fleet: HeadFleet) -> AsyncIterator[HeadFleet]:
         for node in fleet.nodes:
             stack.push_async_callback(node.close)
             await node.boot()
-        await stack.enter_async_context(fleet._serve())
+        fleet.address = await stack.enter_async_context(fleet._serve(fleet.gateway))
         yield fleet
 
 

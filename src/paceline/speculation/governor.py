@@ -8,7 +8,7 @@ when. No clock, no chance, no I/O: the same observations give the same decisions
     size > 0    now and then, and for all sessions of a replica together, one plain round, at first after 64 rounds
                 with blocks, then seldomer up to 512: to measure what is being compared with
     size 0      one block is probed after 16 rounds, then after 32 and so on up to 256; after a probe that paid, the
-                next one at once, and 16 again
+                next one at once, and 16 again if it is expected to pay once more
 
 A size is kept for 16 rounds and half a second, plain decoding for a second, and each is left only for what is better by
 a margin. Plain decoding that is a quarter better is the exception and comes at once. So there are at most 120 changes
@@ -17,7 +17,8 @@ other one.
 
 Regret against plain decoding, in time, of a session that nothing can help:
 
-* at size 0: a probe that costs c plain rounds is followed by 100 c plain rounds at least, so 1 %,
+* at size 0: a probe that costs c plain rounds is followed by 100 c plain rounds at least, so 1 %; where probes pay by
+  luck, what the lucky ones lose on average, less than one probe for each that was due,
 * after a change for the worse, and at the start: until the estimates have seen it. That is two drafts where drafts have
   become slow, a few rounds where acceptance has collapsed and the loss is large, and where it is small about one window
   of 32 judged blocks, then what is left of the 16 rounds or half a second,
@@ -341,7 +342,9 @@ class Governor:
         cost = took_s / plain_s - 1.0 - len(outcome.accepted_path)
         expected_cost = took_s / plain_s - 1.0 - sum(self._gains(outcome.num_draft_tokens))
         if outcome.num_draft_tokens and min(cost, expected_cost) <= 0.0:
-            self._probe_after, self._probe_in = _PROBE_AFTER, 0
+            self._probe_in = 0
+            if expected_cost <= 0.0:  # it was no luck alone
+                self._probe_after = _PROBE_AFTER
             return
         self._probe_after = min(2 * self._probe_after, _PROBE_AFTER_AT_MOST)
         self._probe_in = max(self._probe_after, int(cost / _PROBE_COST_SHARE))

@@ -22,8 +22,10 @@ from paceline.speculation.estimates import ChainAcceptance, Level, LinearTime
 _LEAST_S = 1e-6
 _MAX_SHARE = 10.0
 _NO_WAIT = ((1.0, 0.0),)
-_GATHER_S = 0.003
-"""A session that is back so soon misses no pass: verifiers wait a moment for it."""
+_AT_ONCE_S = 0.003
+"""A session that is back so soon misses no pass."""
+_GATHER_S = 0.020
+"""So long verifiers wait for sessions, if more of them are served that way; and no longer than a pass takes."""
 _BUSY_QUEUE_SHARE = 0.25
 """A verifier whose queue takes so much of a pass, or more, is busy with other sessions."""
 
@@ -139,7 +141,8 @@ class VerifierTimes:
 
         A verifier that is busy runs one pass after another. A session that is back at once is in every pass; one that
         waits for a draft misses a pass, or as many as fit into the draft's time, and those that it is in are smaller.
-        So a short draft takes as long as a pass, and one that takes no longer costs no more.
+        So a short draft takes as long as a pass, and one that takes no longer costs no more; unless the verifier does
+        better by waiting for all.
 
         Args:
             num_draft_tokens: size of the block.
@@ -152,13 +155,16 @@ class VerifierTimes:
         for share, wait_s in waits:
             away_s = wait_s + rest_s
             idle_s += share * away_s
-            if away_s <= _GATHER_S or usual_pass_s <= 0.0:
+            if away_s <= _AT_ONCE_S or usual_pass_s <= 0.0:
                 passes += share
             else:
                 passes += share * (1.0 + max(away_s / usual_pass_s, 1.0))
         if passes > sessions:
             return self.pass_time.at(1 + num_draft_tokens) + idle_s
         round_s = passes * self.pass_time.at(sessions / passes * (1 + num_draft_tokens))
+        longest_s = max(wait_s for share, wait_s in waits if share > 0.0) + rest_s
+        if longest_s <= min(_GATHER_S, usual_pass_s):
+            round_s = min(round_s, longest_s + self.pass_time.at(sessions * (1 + num_draft_tokens)))
         return max(round_s, self.pass_time.at(1 + num_draft_tokens) + idle_s)
 
     @property

@@ -1,8 +1,9 @@
 """A verifier, a drafter and sessions that share them, in simulated time: what a governor is judged against.
 
-A pass starts when the verifier is free and a session has a block for it, waits a moment for others, and takes all that
-are there. It takes `fixed_s + per_token_s * batch_tokens`; drafts take their time without waiting for each other.
-Acceptance is drawn place by place from a seeded source, so a run can be repeated.
+A pass starts when the verifier is free and a session has a block for it; it waits a moment for others if more sessions
+per second are served that way, as verifiers do, and takes all that are there. It takes
+`fixed_s + per_token_s * batch_tokens`; drafts take their time without waiting for each other. Acceptance is drawn place
+by place from a seeded source, so a run can be repeated.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from paceline.speculation.governor import Decision, Governor, Room, RoundOutcome
 from paceline.speculation.round_model import DrafterTimes, PassTimes, VerifierTimes
 
-_GATHER_S = 0.003
+_GATHER_S = 0.020
 _ARRIVES_EVERY_S = 0.007
 
 
@@ -119,13 +120,10 @@ class FleetModel:
         waiting = [(session.ready_at, number) for number, session in enumerate(sessions)]
         heapq.heapify(waiting)
         while self._now < started + phase.seconds:
-            begin = max(self._now, waiting[0][0])
+            begin = self._begins_at(waiting, sessions, phase)
             batch: list[int] = []
-            gathers_until = begin + _GATHER_S
-            while waiting and waiting[0][0] <= gathers_until:
-                ready_at, number = heapq.heappop(waiting)
-                begin = max(begin, ready_at)
-                batch.append(number)
+            while waiting and waiting[0][0] <= begin:
+                batch.append(heapq.heappop(waiting)[1])
             batch_tokens = sum(1 + sessions[number].depth for number in batch)
             pass_s = phase.fixed_s + phase.per_token_s * batch_tokens
             self._now = begin + pass_s
@@ -140,6 +138,19 @@ class FleetModel:
         most = max(session.governor.num_changes - count for session, count in zip(sessions, before, strict=True))
         result.changes_per_minute = 60 * most / seconds
         return result
+
+    def _begins_at(self, waiting: list[tuple[float, int]], sessions: Sequence[_Session], phase: Phase) -> float:
+        """When the next pass begins: so that most sessions per second are served."""
+        first = begins_at = max(self._now, waiting[0][0])
+        tokens, best = 0, 0.0
+        for count, (ready_at, number) in enumerate(sorted(waiting), start=1):
+            tokens += 1 + sessions[number].depth
+            pass_s, wait_s = phase.fixed_s + phase.per_token_s * tokens, max(ready_at - first, 0.0)
+            if wait_s > min(_GATHER_S, pass_s):
+                break
+            if count / (wait_s + pass_s) >= best or wait_s == 0.0:
+                best, begins_at = count / (wait_s + pass_s), first + wait_s
+        return begins_at
 
     def _verdict(
         self, session: _Session, phase: Phase, begin: float, pass_s: float, batch_sessions: int, batch_tokens: int

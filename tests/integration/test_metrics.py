@@ -62,7 +62,7 @@ async def leave_after(fleet: Fleet, num_tokens: int) -> None:
     async with fleet.client() as client:
         got = 0
         events = client.generate(fleet.request([5, 6, 7], max_tokens=200, sampling=ENDLESS))
-        async with contextlib.aclosing(events) as stream:  # type: ignore[type-var]
+        async with contextlib.aclosing(events) as stream:
             async for event in stream:
                 got += len(event.token_ids) if isinstance(event, Chunk) else 0
                 if got >= num_tokens:

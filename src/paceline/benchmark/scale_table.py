@@ -89,7 +89,9 @@ def _limit(row: ScaleRow, cores: int) -> str:
         (f"the drafters, in passes for {run.drafter_busy:.0%} of the time", run.drafter_busy),
     ]
     found = [what for what, share in full if share >= _FULL]
-    return "limited by " + " and ".join(found) if found else "nothing is full: sessions wait for one another's answers"
+    if not found:
+        return "nothing of it is full: its parts wait for one another, or for a machine that does other work too"
+    return "limited by " + " and ".join(found)
 
 
 def check_plotting() -> None:

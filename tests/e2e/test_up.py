@@ -33,7 +33,8 @@ def test_the_fleet_serves_survives_a_lost_drafter_and_ends_at_ctrl_c(
     assert all(is_listening(port) for port in ports)
     question = ("abcabcab", "--raw", "--max-tokens=40", "--temperature=0.8", "--top-p=0.95", "--seed=5")
 
-    fast = generate(up.gateway, *question)
+    # The size is fixed: passes of this toy take no time, so the governor would not draft.
+    fast = generate(up.gateway, *question, "--num-speculative-tokens=4")
     plain = generate(up.gateway, *question, "--no-speculation")
     assert fast["token_ids"] == plain["token_ids"]
     assert fast["text"] == plain["text"]

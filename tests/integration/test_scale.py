@@ -120,6 +120,33 @@ async def test_the_proxy_delays_each_way_keeps_the_order_and_closes_with_its_pee
         socket.create_connection((host, int(port)), timeout=1.0)
 
 
+async def test_the_proxy_cuts_one_address_off_without_a_word_and_mends_it() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, DelayProxy([address, address]) as proxy:
+        targets = [target.partition(":") for target in proxy.addresses]
+        cut_off, near = [await asyncio.open_connection(host, int(port)) for host, _, port in targets]
+        await _answered(*cut_off, b"before")
+        await proxy.cut(0)
+        await _answered(*near, b"obeyed by now")
+        late = await asyncio.open_connection(targets[0][0], int(targets[0][2]))
+        for reader, writer in (cut_off, late):
+            writer.write(b"held back")
+            await _answered(*near, b"the other address is served")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(reader.read(1), 0.05)
+        await proxy.mend(0)
+        for reader, writer in (cut_off, late):
+            assert await reader.readexactly(9) == b"held back"
+            writer.close()
+        near[1].close()
+
+
 async def _answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes) -> None:
     writer.write(data)
     assert await reader.readexactly(len(data)) == data

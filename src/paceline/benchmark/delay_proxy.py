@@ -2,12 +2,16 @@
 
     python -m paceline.benchmark.delay_proxy 127.0.0.1:7001 127.0.0.1:7002
 
-prints one line of JSON, the port that leads to each address. Each line on its standard input is the delay of one
-direction from now on, in milliseconds; it ends with its standard input.
+prints one line of JSON: the port that leads to each address. It obeys the lines of its standard input and ends with it:
+
+    25        from now on bytes of either direction are 25 ms late
+    cut 1     nothing passes to or from the address of index 1, and nobody is told
+    mend 1    what was held back goes on
 
 A process of its own, so that what it costs is in nobody's figures, and one thread around `select`, whose waits are
 exact to some 50 microseconds: an asyncio loop rounds them up to whole milliseconds. The kernel's own means (netem) are
-not in every kernel and want root. Bytes are delayed, never dropped or reordered.
+not in every kernel and want root. Bytes are delayed, never dropped or reordered: a cut is what TCP makes of a network
+that is away for a while. Connections stay open, and new ones are not answered.
 """
 
 from __future__ import annotations
@@ -36,8 +40,9 @@ _START_TIMEOUT_S = 20.0
 
 @dataclass(slots=True, eq=False)
 class _Direction:
-    """Bytes from one socket to another."""
+    """Bytes from one socket to another, on a connection to the address of an index."""
 
+    index: int
     source: socket.socket
     sink: socket.socket
     held: deque[tuple[float, bytes]] = field(default_factory=deque)  # due when, what; empty bytes for the end
@@ -54,27 +59,41 @@ class DelayLoop:
     Attributes:
         ports: where it listens.
         delay_s: of one direction.
+        cut: indices of the addresses that are cut off.
     """
 
     def __init__(self, targets: Sequence[tuple[str, int]]) -> None:
-        self._targets = {socket.create_server((_HOST, 0)): target for target in targets}
+        self._targets = tuple(targets)
+        self._listeners = {socket.create_server((_HOST, 0)): index for index in range(len(targets))}
         self._directions: list[_Direction] = []
-        self.ports = tuple(listener.getsockname()[1] for listener in self._targets)
+        self.ports = tuple(listener.getsockname()[1] for listener in self._listeners)
         self.delay_s = 0.0
+        self.cut: set[int] = set()
+
+    def obey(self, line: str) -> None:
+        """Does what a line of the standard input says."""
+        word, _, index = line.partition(" ")
+        if word == "cut":
+            self.cut.add(int(index))
+        elif word == "mend":
+            self.cut.discard(int(index))
+        else:
+            self.delay_s = float(line) / 1e3
 
     def turn(self, also: int) -> bool:
         """Waits for what happens next and does it; says whether the file `also` can be read."""
+        ways = [way for way in self._directions if way.index not in self.cut]
         readers: list[socket.socket | int] = [
-            *self._targets,
+            *(listener for listener, index in self._listeners.items() if index not in self.cut),
             also,
-            *(way.source for way in self._directions if way.reads),
+            *(way.source for way in ways if way.reads),
         ]
-        writers = [way.sink for way in self._directions if way.due]
-        readable, _, _ = select.select(readers, writers, (), self._wait_s())
-        for listener in self._targets.keys() & set(readable):
+        writers = [way.sink for way in ways if way.due]
+        readable, _, _ = select.select(readers, writers, (), self._wait_s(ways))
+        for listener in self._listeners.keys() & set(readable):
             self._accept(listener)
         now_s = time.perf_counter()
-        for way in list(self._directions):
+        for way in ways:
             if way.source in readable:
                 self._read(way, now_s)
             while way.held and way.held[0][0] <= now_s:
@@ -86,21 +105,22 @@ class DelayLoop:
                 self._write(way)
         return also in readable
 
-    def _wait_s(self) -> float | None:
-        due_s = min((way.held[0][0] for way in self._directions if way.held), default=None)
+    def _wait_s(self, ways: Sequence[_Direction]) -> float | None:
+        due_s = min((way.held[0][0] for way in ways if way.held), default=None)
         return None if due_s is None else max(0.0, due_s - time.perf_counter())
 
     def _accept(self, listener: socket.socket) -> None:
         near, _ = listener.accept()
+        index = self._listeners[listener]
         try:
-            far = socket.create_connection(self._targets[listener])
+            far = socket.create_connection(self._targets[index])
         except OSError:
             near.close()  # as if nobody listened
             return
         for end in (near, far):
             end.setblocking(False)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._directions += [_Direction(near, far), _Direction(far, near)]
+        self._directions += [_Direction(index, near, far), _Direction(index, far, near)]
 
     def _read(self, way: _Direction, now_s: float) -> None:
         try:
@@ -141,8 +161,8 @@ def main(addresses: Sequence[str]) -> None:
         if not data:
             return
         *lines, pending = (pending + data).split(b"\n")
-        if lines:
-            loop.delay_s = float(lines[-1]) / 1e3
+        for line in lines:
+            loop.obey(line.decode())
 
 
 class DelayProxy:
@@ -190,8 +210,19 @@ class DelayProxy:
 
     async def delay(self, rtt_ms: float) -> None:
         """From now on a round trip takes so much longer, in milliseconds; bytes on their way keep their time."""
+        await self._tell(f"{rtt_ms / 2}")
+
+    async def cut(self, index: int) -> None:
+        """Cuts the address of that index off, in both directions and without a word to anybody; `mend` ends it."""
+        await self._tell(f"cut {index}")
+
+    async def mend(self, index: int) -> None:
+        """Ends a cut: what was held back goes on its way."""
+        await self._tell(f"mend {index}")
+
+    async def _tell(self, line: str) -> None:
         if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.write(f"{rtt_ms / 2}\n".encode())
+            self._process.stdin.write(f"{line}\n".encode())
             await self._process.stdin.drain()
 
     async def stop(self) -> None:

@@ -14,13 +14,17 @@ from paceline_gateway.settings import GatewaySettings
 from paceline_verifier.settings import VerifierSettings
 from typer.core import TyperGroup
 from typer.main import get_command
+from typer.testing import CliRunner
 
+from paceline.cli import train_run
 from paceline.cli.app import app
 from paceline.runtime.settings import ServiceSettings, load_settings
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("services/*/README.md"), *ROOT.glob("bench/**/*.md")]
+    document
+    for pattern in ("*.md", "docs/**/*.md", "services/*/README.md", "bench/**/*.md", "models/*.md")
+    for document in ROOT.glob(pattern)
 )
 _FOLDERS = "src|services|tests|bench|docs|proto|k8s|models|scripts"
 _PATH = re.compile(rf"(?<![\w./-])((?:{_FOLDERS})/[\w./*-]*[\w*])")
@@ -52,10 +56,15 @@ def name_of(document: Path) -> str:
     return str(document.relative_to(ROOT))
 
 
-def code_lines(text: str) -> list[str]:
-    """Lines of fenced blocks with continued ones joined and comments removed, and inline code."""
+def fenced_lines(text: str) -> list[str]:
+    """Lines of fenced blocks with continued ones joined and comments removed."""
     fenced = [line for block in _FENCE.findall(text) for line in block.replace("\\\n", " ").splitlines()]
-    return [line.split("  #")[0].strip() for line in fenced] + _INLINE.findall(_FENCE.sub("", text))
+    return [line.split("  #")[0].strip() for line in fenced]
+
+
+def code_lines(text: str) -> list[str]:
+    """Lines of fenced blocks, and inline code."""
+    return fenced_lines(text) + _INLINE.findall(_FENCE.sub("", text))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
@@ -101,6 +110,18 @@ def test_every_command_that_is_named_parses(document: Path) -> None:
         # Inline code often names a command without its arguments; in a block it must be complete.
         complete = bool(arguments)
         command.make_context(name, arguments, resilient_parsing=not complete)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_training_that_is_shown_would_begin(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[object] = []
+    for name in ("run_train", "run_collect"):
+        monkeypatch.setattr(train_run, name, lambda options, json_output: begun.append(options))
+    shown = [line for line in fenced_lines(document.read_text()) if line.startswith("paceline train ")]
+    for line in shown:
+        result = CliRunner().invoke(app, shlex.split(line)[1:])
+        assert result.exit_code == 0, f"{line}: {result.stderr}"
+    assert len(begun) == len(shown)
 
 
 def programs_of(block: str) -> list[str]:

@@ -11,9 +11,10 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from types import NoneType
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliApp, NoDecode, SettingsConfigDict, SettingsError
 
 from paceline.errors import ConfigurationError
@@ -68,6 +69,13 @@ class ServiceSettings(BaseSettings):
     """File to write {"address": ..., "pid": ...}, and where HTTP and metrics are, to when the service is ready."""
     parent_pid: int | None = Field(default=None, ge=1)
     """Process id of the launcher: the service ends when that process is no longer its parent."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _read_none(cls, value: Any, info: ValidationInfo) -> Any:
+        """Takes the word that help and README have for None, where a field can be that."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        return None if value == "none" and NoneType in get_args(annotation) else value
 
     @model_validator(mode="after")
     def _check_tls(self) -> Self:

@@ -66,20 +66,20 @@ def most_frequent(
         corpus: where to count.
         indices: sequences to count in.
         vocab_size: of the target.
-        size: how many; 0 for all.
+        size: how many; 0, or more than there are, for all.
         always: ids that are in it however rare they are.
 
     Raises:
-        InvalidArgument: `size` is too small or too large.
+        InvalidArgument: `size` is too small.
     """
-    if size and not len(set(always)) < size <= vocab_size:
+    if 0 < size <= len(set(always)):
         raise InvalidArgument(
-            f"draft_vocab_size is {size}: give 0 for the whole vocabulary, or {len(set(always)) + 1} to {vocab_size}",
+            f"draft_vocab_size is {size}: give 0 for the whole vocabulary, or {len(set(always)) + 1} or more",
             field="draft_vocab_size",
         )
     answers = [corpus.tokens(index)[int(corpus.prompt_len[index]) :] for index in indices]
     counts = torch.bincount(torch.cat(answers).long(), minlength=vocab_size)
-    if not size or size == vocab_size:
+    if not size or size >= vocab_size:
         return DraftVocabulary(torch.arange(vocab_size), vocab_size, 1.0)
     ranking = counts.clone()
     ranking[list(always)] = int(counts.sum()) + 1

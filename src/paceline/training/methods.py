@@ -26,17 +26,31 @@ from paceline.training.target import TrainingTarget
 
 @dataclass(frozen=True, slots=True)
 class Materials:
-    """What a learner is made from."""
+    """What a learner is made from.
+
+    Attributes:
+        target: what it drafts for.
+        corpus: the target's answers.
+        split: which of them are learnt from.
+        progress: told what was chosen.
+    """
 
     target: TrainingTarget
     corpus: Corpus
     split: Split
+    progress: Callable[[str], None]
 
     def vocabulary(self, size: int, *always: int) -> DraftVocabulary:
-        """The most frequent tokens of the answers, and those that end them and `always`; 0 for all."""
+        """The most frequent tokens of the answers, and those that end them and `always`; for 0 all."""
         target = self.target
         chosen = (*target.eos_token_ids, *always)
-        return most_frequent(self.corpus, self.split.train, target.vocab_size, size, always=chosen)
+        vocabulary = most_frequent(self.corpus, self.split.train, target.vocab_size, size, always=chosen)
+        if size:
+            self.progress(
+                f"the {len(vocabulary)} most frequent of {target.vocab_size} ids make up "
+                f"{vocabulary.coverage:.1%} of the answers' tokens"
+            )
+        return vocabulary
 
     @property
     def rarest_token(self) -> int:

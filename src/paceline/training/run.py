@@ -95,7 +95,7 @@ def train(
     target = TrainingTarget(folder, device=_device_name(accelerator))
     corpus.check_vocabulary(target.vocab_size)
     torch.manual_seed(options.seed)
-    learner = method.learner(options, Materials(target, corpus, split))
+    learner = method.learner(options, Materials(target, corpus, split, progress))
     fingerprint = _fingerprint(method.name, options, corpus, target)
     checkpoints = CheckpointFolder(options.out / "checkpoint")
     if options.restart and accelerator.is_main_process:

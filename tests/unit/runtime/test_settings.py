@@ -59,6 +59,18 @@ def test_boolean_flag(arguments: list[str], fast: bool) -> None:
     assert load_settings(Example, arguments).fast is fast
 
 
+@pytest.mark.parametrize("field", ["metrics_port", "ready_file"])
+def test_none_where_a_field_can_be_that(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = "--" + field.replace("_", "-")
+    assert getattr(load_settings(Example, [given, "1"]), field) is not None
+    assert getattr(load_settings(Example, [given, "none"]), field) is None
+    monkeypatch.setenv(f"PACELINE_EXAMPLE_{field.upper()}", "none")
+    assert getattr(load_settings(Example, []), field) is None
+    assert load_settings(Example, ["--model", "none"]).model == "none"
+    with pytest.raises(ConfigurationError, match="--port"):
+        load_settings(Example, ["--port", "none"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [

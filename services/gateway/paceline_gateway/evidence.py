@@ -28,6 +28,9 @@ class _OpenRound:
     times: RoundTimes = NO_TIMES
     decision: Decision | None = None
     size_changes: int = 0
+    replicas_s: float = 0.0
+    """In replicas, as far as nothing else of the session went on: judging, and drafts that were waited for."""
+    newest_draft_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -108,6 +111,7 @@ class EvidenceCounters:
 
     def verified(self, timing: Timing, round_trip_s: float) -> None:
         """Adds the time of one verdict, of which a verifier that drafts by itself has spent a part on drafting."""
+        self._round.replicas_s += timing.total_us / 1e6
         engine_s = _engine_s(timing)
         draft_s = min(max(timing.draft_us, 0) / 1e6, engine_s)
         self._spent(
@@ -121,6 +125,7 @@ class EvidenceCounters:
 
     def drafted(self, timing: Timing, round_trip_s: float) -> None:
         """Adds the time of one draft."""
+        self._round.newest_draft_s = timing.total_us / 1e6
         self._spent(
             RoundTimes(
                 draft_s=_engine_s(timing),
@@ -130,7 +135,8 @@ class EvidenceCounters:
         )
 
     def waited(self, wait_s: float) -> None:
-        """Adds time that the verifier was idle for a draft."""
+        """Adds time that the verifier was idle for a draft; for the newest one, if that has come."""
+        self._round.replicas_s += min(wait_s, self._round.newest_draft_s)
         self._spent(RoundTimes(draft_wait_s=wait_s))
 
     def _spent(self, times: RoundTimes) -> None:
@@ -148,6 +154,7 @@ class EvidenceCounters:
         done, self._round = self._round, _OpenRound(wasted_before=self.wasted_draft_tokens, hits_before=self.ahead_hits)
         first = None
         since_last_s = 0.0
+        overhead_s = None
         if done.target_passes:
             if self.first_token_at is None:
                 self.first_token_at = now
@@ -155,6 +162,8 @@ class EvidenceCounters:
                 first = FirstRound(prompt_tokens, begun_at - self.started_at, now - self.started_at)
             else:
                 since_last_s = now - self._last_verdict_at
+                if fallback is None:
+                    overhead_s = max(since_last_s - done.replicas_s, 0.0)
             self._last_verdict_at = now
         return RoundRecord(
             target_passes=done.target_passes,
@@ -170,6 +179,7 @@ class EvidenceCounters:
             first=first,
             decision=done.decision,
             size_changes=done.size_changes,
+            overhead_s=overhead_s,
         )
 
     def report(self, now: float, verifier: str, drafter: str) -> Evidence:

@@ -36,6 +36,7 @@ _MAX_METHODS = 16
 _REQUEST_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 _TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 _ROUND_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_OVERHEAD_BUCKETS_S = (0.0005, 0.001, 0.0015, 0.002, 0.0025, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.5)
 _PER_PASS_BUCKETS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 12.0, 17.0)
 _BLOCK_BUCKETS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 16.0, 24.0, 32.0, 64.0)
 _PER_SECOND_BUCKETS = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 40.0, 60.0, 80.0, 120.0, 160.0, 240.0, 400.0, 800.0)
@@ -50,6 +51,7 @@ class _MethodSeries:
 
     label: str
     phases_s: tuple[Histogram, ...]
+    overhead_s: Histogram
     drafts: Counter
     draft_tokens: Counter
     accepted: Counter
@@ -126,6 +128,12 @@ class GatewayMetrics:
         self._round_s = self._histogram(
             "round_seconds", "Where the time of a round went.", _ROUND_BUCKETS_S, "phase", "method"
         )
+        self._overhead_s = self._histogram(
+            "round_overhead_seconds",
+            "Time of a round outside replicas: wire, gateway, store.",
+            _OVERHEAD_BUCKETS_S,
+            "method",
+        )
         for cause in Fallback:
             self._fallbacks.labels(cause.value)
         self._governed_rounds = self._counter("governor_rounds", "Rounds that the governor decided.", "reason")
@@ -146,6 +154,8 @@ class GatewayMetrics:
         self._ahead_hits.inc(record.ahead_hit)
         for phase_s, seconds in zip(method.phases_s, _seconds_of_phases(record.times), strict=True):
             phase_s.observe(seconds)
+        if record.overhead_s is not None:
+            method.overhead_s.observe(record.overhead_s)
         if not record.target_passes:
             return
         self._passes.inc(record.target_passes)
@@ -215,6 +225,7 @@ class GatewayMetrics:
         series = self._methods[name] = _MethodSeries(
             name,
             tuple([self._round_s.labels(phase, name) for phase in _PHASES]),
+            self._overhead_s.labels(name),
             self._drafts.labels(name),
             self._draft_tokens.labels(name),
             self._accepted.labels(name),

@@ -95,6 +95,8 @@ class RoundRecord:
         first: of the first round only.
         decision: what the governor had decided; None where it does not choose.
         size_changes: how often it has changed its choice since the round before.
+        overhead_s: of `since_last_s`, what went neither into judging nor into drafts that were waited for: wire,
+            gateway and store. None for the first round, and for one that waited in vain.
     """
 
     target_passes: int
@@ -110,6 +112,7 @@ class RoundRecord:
     first: FirstRound | None = None
     decision: Decision | None = None
     size_changes: int = 0
+    overhead_s: float | None = None
 
     @property
     def empty(self) -> bool:

@@ -73,6 +73,33 @@ def test_a_rounds_record_has_what_came_since_the_one_before() -> None:
     assert (rest.target_passes, rest.fallback, rest.since_last_s, rest.first) == (0, None, 0.0, None)
 
 
+def test_what_replicas_did_not_need_of_a_round_is_its_overhead() -> None:
+    counters = EvidenceCounters(started_at=0.0, first_round_at=0.0)
+    counters.verified(Timing(total_us=90_000), 0.1)
+    counters.judged(EMPTY_BLOCK, 0, 1, "")
+    assert counters.end_round(1.0, None, 7).overhead_s is None
+
+    # In turn: 20 ms of drafting in a wait of 21 ms, then 30 ms of judging, and the next verdict after 53 ms.
+    counters.drafted(Timing(queue_us=1000, total_us=20_000), 0.021)
+    counters.waited(0.021)
+    counters.verified(Timing(queue_us=2000, total_us=30_000), 0.032)
+    counters.judged(CHAIN, 3, 4, "ngram")
+    assert counters.end_round(1.053, None, 7).overhead_s == pytest.approx(0.003)
+
+    # Ahead: of two drafts one came while the block was judged, and only the end of the other was waited for.
+    counters.drafted(Timing(total_us=20_000), 0.021)
+    counters.drafted(Timing(total_us=20_000), 0.021)
+    counters.waited(0.005)
+    counters.verified(Timing(total_us=30_000), 0.032)
+    counters.judged(CHAIN, 3, 4, "ngram")
+    assert counters.end_round(1.090, None, 7).overhead_s == pytest.approx(0.002)
+
+    counters.waited(0.05)
+    counters.verified(Timing(total_us=30_000), 0.032)
+    counters.judged(EMPTY_BLOCK, 0, 1, "")
+    assert counters.end_round(1.2, Fallback.LATE_DRAFT, 7).overhead_s is None
+
+
 def test_nothing_has_happened_yet() -> None:
     evidence = EvidenceCounters(started_at=0.0).report(0.5, "", "")
     assert evidence.tokens_per_target_pass == 0.0

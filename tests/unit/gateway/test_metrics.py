@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from paceline_gateway.metrics import GatewayMetrics
@@ -67,6 +68,15 @@ def test_the_time_of_a_round_is_told_by_phase_and_method(board: Board) -> None:
     assert board("round_seconds_sum", phase="draft", method="none") == pytest.approx(0.504)
     assert board("round_seconds_sum", phase="verify_wire", method="none") == pytest.approx(0.0006)
     assert board("round_seconds_sum", phase="draft_queue", method="ngram") == pytest.approx(0.002)
+
+
+def test_the_overhead_of_a_round_is_told_where_it_is_known(board: Board) -> None:
+    for record in (FIRST, replace(BLOCK, overhead_s=0.0021), replace(BLOCK, overhead_s=0.004), REST):
+        board.metrics.round_ended(record)
+    assert board("round_overhead_seconds_count", method="ngram") == 2
+    assert board("round_overhead_seconds_sum", method="ngram") == pytest.approx(0.0061)
+    assert board("round_overhead_seconds_bucket", method="ngram", le="0.0025") == 1
+    assert board("round_overhead_seconds_count", method="none") == 0
 
 
 def test_latency_is_per_token_and_not_per_round(board: Board) -> None:

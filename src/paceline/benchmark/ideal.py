@@ -9,6 +9,7 @@ quotient of the two is what gateway, wire and store cost.
 | a verdict reaches the gateway | what was drafted ahead and agrees is judged next, else a draft is asked for |
 | a block goes out | with `ahead` the drafter is asked for the guess of the extra token and the block behind it |
 | a command reaches a drafter | it supersedes the session's older one; every pass adds a token to each draft |
+| with `outcomes` | passes that draft ahead for nobody else draft after other outcomes too, and one may come true |
 | a command reaches a verifier | it is in the next pass, which waits a moment for those that usually come back so soon |
 
 Left out: prompts (every session is in the middle of its text), ends, and a gateway's impatience with late drafts.
@@ -43,6 +44,10 @@ class IdealFleet:
         acceptance: how often a draft token is the target's own, at each position independently.
         rtt_ms: from the gateway to a replica and back, in milliseconds.
         ahead: whether the next block is drafted while one is judged.
+        outcomes: drafting ahead, after how many outcomes besides the likeliest one the drafter drafts in passes that it
+            makes for no other session. The drafts stay with it until one is asked for.
+        outcome_chances: how often what came is among them, by the number of accepted drafts; where all are accepted,
+            of the cases in which the guess was wrong. # [num_draft_tokens + 1]
         verify_pass: what a pass of a verifier takes.
         draft_pass: what a pass of a drafter takes.
         max_batch_tokens: most tokens of a verifier's pass.
@@ -56,6 +61,8 @@ class IdealFleet:
     acceptance: float = 0.8
     rtt_ms: float = 0.2
     ahead: bool = True
+    outcomes: int = 0
+    outcome_chances: tuple[float, ...] = ()
     verify_pass: PassTime = VERIFY_PASS
     draft_pass: PassTime = DRAFT_PASS
     max_batch_tokens: int = 512
@@ -101,7 +108,7 @@ def ideal(
         _draws(random.Random(f"{seed}/{index}"), fleet.acceptance)  # noqa: S311 - a model, no secret
         for index in range(fleet.num_sessions)
     ]
-    world = _World(fleet, luck)
+    world = _World(fleet, luck, random.Random(seed))  # noqa: S311 - as above
     world.run(warm_up_s)
     before = world.counts()
     world.run(warm_up_s + seconds)
@@ -118,12 +125,18 @@ def ideal(
 
 @dataclass(slots=True, eq=False)
 class _Draft:
-    """Positions [start, start + depth) are to be drafted; `made` of them are."""
+    """Positions [start, start + depth) are to be drafted; `made` of them are, and `foreseen` after each of `outcomes`.
+
+    One that `resumes` another begins with what that one has foreseen.
+    """
 
     session: _Session
     start: int
     depth: int
     made: int = 0
+    outcomes: int = 0
+    foreseen: int = 0
+    resumes: _Draft | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -141,6 +154,7 @@ class _Session:
         wanted: nothing is judged before this one is there.
         guess_was_right: the first token of `wanted` is the one that the newest verdict has brought beyond its block.
         fed: positions that the drafter has rows of.
+        foreseen: what was drafted ahead beside what has come true; None if the outcome was not among that.
     """
 
     name: str
@@ -153,13 +167,15 @@ class _Session:
     wanted: _Draft | None = None
     guess_was_right: bool = False
     fed: int = 0
+    foreseen: _Draft | None = None
 
 
 class _World:
     """All of it in the order of time; its methods but `at`, `run` and `counts` are the gateway's."""
 
-    def __init__(self, fleet: IdealFleet, luck: Sequence[Iterator[bool]]) -> None:
+    def __init__(self, fleet: IdealFleet, luck: Sequence[Iterator[bool]], source: random.Random) -> None:
         self.fleet = fleet
+        self._source = source
         self.now_s = 0.0
         self.way_s = fleet.rtt_ms / 2e3
         self._tokens = self._rounds = 0
@@ -205,6 +221,8 @@ class _World:
         self.at(self.way_s, lambda: session.verifier.take(session))
         if self.fleet.ahead and num_drafts:
             session.ahead = self._draft(session, session.committed + num_drafts, num_drafts + 1)
+            session.ahead.outcomes = self.fleet.outcomes
+            session.foreseen = None
             session.ahead_is_there = False
 
     def drafted(self, draft: _Draft) -> None:
@@ -228,6 +246,8 @@ class _World:
         self._rounds += 1
         session.committed += num_accepted + 1
         ahead, session.ahead = session.ahead, None
+        if self.fleet.outcomes and self._source.random() < self.fleet.outcome_chances[num_accepted]:
+            session.foreseen = ahead
         if num_accepted < num_drafts:
             self._next_round(session)
             return
@@ -257,17 +277,38 @@ class _Drafter:
         self.busy_s = 0.0
 
     def take(self, draft: _Draft) -> None:
+        draft.resumes, draft.session.foreseen = draft.session.foreseen, None
         self._due[draft.session] = draft
         self._begin()
 
+    def _resume(self) -> None:
+        for draft in list(self._due.values()):
+            foreseen, draft.resumes = draft.resumes, None
+            if foreseen is None:
+                continue
+            draft.made = min(foreseen.foreseen, draft.depth)
+            draft.session.fed = draft.start + max(draft.made - 1, 0)
+            if draft.made == draft.depth:
+                self._answer(draft)
+
+    def _answer(self, draft: _Draft) -> None:
+        del self._due[draft.session]
+        self._world.at(self._world.way_s, partial(self._world.drafted, draft))
+
     def _begin(self) -> None:
-        if self._computes or not self._due:
+        if self._computes:
+            return
+        self._resume()
+        if not self._due:
             return
         batch = list(self._due.values())
         num_tokens = 0
         for draft in batch:
             context_len = draft.start + draft.made
             num_tokens += context_len - min(draft.session.fed, context_len - 1)
+            # What may follow the block is known after the first pass.
+            if draft.made and len(batch) == 1:
+                num_tokens += draft.outcomes
             draft.session.fed = context_len
         took_s = self._world.fleet.draft_pass.seconds(num_tokens)
         self._computes = True
@@ -277,10 +318,10 @@ class _Drafter:
     def _end(self, batch: list[_Draft]) -> None:
         self._computes = False
         for draft in batch:
+            draft.foreseen += 1 if draft.made and len(batch) == 1 else 0
             draft.made += 1
             if draft.made == draft.depth and self._due.get(draft.session) is draft:
-                del self._due[draft.session]
-                self._world.at(self._world.way_s, partial(self._world.drafted, draft))
+                self._answer(draft)
         self._begin()
 
 

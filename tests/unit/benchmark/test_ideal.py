@@ -114,3 +114,34 @@ def test_the_luck_of_a_run_can_be_given() -> None:
     # whole blocks and a wrong guess behind each: position four of five is never one that a block has
     found = ideal(IdealFleet(), 60.0, agreements=[cycle([True, True, True, True, False])])
     assert found.tokens_per_second == pytest.approx(5 / (VERIFY_S + 2 * RTT_S + BLOCK * DRAFT_S), rel=0.005)
+
+
+CERTAIN = (1.0,) * (BLOCK + 1)
+
+
+def test_where_every_outcome_is_foreseen_a_rejection_costs_a_way_and_no_draft() -> None:
+    found = _rate(200.0, outcomes=8, outcome_chances=CERTAIN)
+    hit = ALPHA ** (BLOCK + 1)
+    assert found.rounds_per_second == pytest.approx(1 / (VERIFY_S + RTT_S + (1 - hit) * RTT_S), rel=0.005)
+
+
+def test_outcomes_that_never_come_true_cost_their_passes_only() -> None:
+    # The drafter is done before the verdict either way.
+    plain, never = _rate(60.0), _rate(60.0, outcomes=8, outcome_chances=(0.0,) * (BLOCK + 1))
+    assert never.rounds_per_second == pytest.approx(plain.rounds_per_second, rel=0.001)
+    assert never.drafter_busy > plain.drafter_busy
+
+
+def test_a_draft_that_is_half_made_when_its_outcome_comes_true_is_finished() -> None:
+    # Passes of 9 ms: the fourth runs when a rejection comes. All but the first draft after outcomes: one is left to do.
+    never, always = (
+        _rate(120.0, acceptance=0.0, draft_pass=PassTime(9.0, 0.0), outcomes=1, outcome_chances=chances)
+        for chances in ((0.0,) * (BLOCK + 1), CERTAIN)
+    )
+    assert 1 / never.rounds_per_second - 1 / always.rounds_per_second == pytest.approx(3 * 0.009, rel=0.01)
+
+
+def test_a_drafter_that_is_never_alone_with_a_session_foresees_nothing() -> None:
+    fleet = IdealFleet(num_sessions=64, num_verifiers=4, num_drafters=2)
+    with_outcomes = replace(fleet, outcomes=8, outcome_chances=CERTAIN)
+    assert ideal(with_outcomes, 2.0).tokens_per_second == pytest.approx(ideal(fleet, 2.0).tokens_per_second, rel=0.01)

@@ -185,7 +185,7 @@ class DraftModelMethod:
         if drawn:
             rows = [_draft_row(job, job.sampling) for job, _ in drawn]
             choices: Sequence[DraftChoice | None] = draw_drafts(
-                _stacked(drawn),
+                torch.stack([row for _, row in drawn]),
                 rows,
                 num_draft_probs=self._num_draft_probs,
                 vocab_size=self._info.vocab_size,
@@ -196,7 +196,7 @@ class DraftModelMethod:
         if others:
             rows = [_draft_row(job, job.sampling_without_chance) for job, _ in others]
             choices = best_drafts(
-                _stacked(others),
+                [row for _, row in others],
                 rows,
                 vocab_size=self._info.vocab_size,
                 eos_token_ids=self._eos_token_ids,
@@ -220,11 +220,6 @@ class DraftModelMethod:
             if choice.draft_probs is not None:
                 job.draft_probs.append(choice.draft_probs)
             job.done = len(job.tokens) >= job.max_depth
-
-
-def _stacked(chosen: Sequence[tuple[DraftJob, torch.Tensor]]) -> torch.Tensor:
-    """The logits of several jobs # [jobs, vocab_size]."""
-    return chosen[0][1].unsqueeze(0) if len(chosen) == 1 else torch.stack([row for _, row in chosen])
 
 
 def _draft_row(job: DraftJob, sampling: SamplingParams) -> DraftRow:

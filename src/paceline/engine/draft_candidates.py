@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import pad, threshold
 
-from paceline.engine.processors import SessionRows, Shaping
+from paceline.engine.processors import SessionRows, Shaping, penalises
 from paceline.engine.sampling import DraftChoice, DraftRow, draft_sessions, draft_tokens
 from paceline.speculation.noise import gumbel, noise_keys, uniform
 
@@ -72,7 +72,7 @@ def draft_candidates(
 
 
 def best_drafts(
-    logits: torch.Tensor,  # [rows, >= vocab_size] float
+    logits: Sequence[torch.Tensor] | torch.Tensor,  # [rows, >= vocab_size] float
     rows: Sequence[DraftRow],
     *,
     vocab_size: int,
@@ -93,6 +93,8 @@ def best_drafts(
     """
     if target_ids is None:
         return draft_tokens(logits, rows, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+    if not isinstance(logits, torch.Tensor):
+        logits = torch.stack(list(logits))
     found = draft_candidates(
         logits, rows, num=1, vocab_size=vocab_size, eos_token_ids=eos_token_ids, target_ids=target_ids
     )
@@ -128,7 +130,7 @@ def in_draft_ids(
                     stop_token_ids=tuple(columns_of(sampling.stop_token_ids)),
                 ),
             )
-        if (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (1, 0, 0):
+        if penalises(sampling):
             # Without penalties only the number of tokens counts.
             if id(row.context) not in contexts:
                 contexts[id(row.context)] = columns_of(row.context)

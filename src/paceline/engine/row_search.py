@@ -11,17 +11,6 @@ import torch
 _BLOCK = 128
 
 
-def best_id(row: torch.Tensor) -> int:
-    """Id of the largest value, the lowest id among equals.
-
-    Args:
-        row: no NaN. # [vocab_size] float
-    """
-    blocks = _blocks(row)
-    block = int(blocks.amax(-1).argmax())  # the first of equals, here and inside
-    return block * _BLOCK + int(blocks[block].argmax())
-
-
 def ids_near_best(row: torch.Tensor, reach: float) -> torch.Tensor:
     """Ids of all values that are at most `reach` below the largest, in rising order. Returns int64 # [k], k >= 1.
 

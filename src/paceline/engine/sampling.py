@@ -11,18 +11,19 @@ draft token proposed after a context of L + depth(v) tokens.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from paceline.engine.near_best import NearBest, choose_near_best
 from paceline.engine.processors import PrefixState, SessionRows, Shaping
 from paceline.engine.ratio import RatioChain, judge_chains
-from paceline.engine.row_search import best_id
 from paceline.errors import InvalidArgument, ModelError, PacelineError
 from paceline.messages import AcceptanceRule, DraftProbs, SamplingParams, TokenLogprobs
-from paceline.speculation.acceptance import Walk, match_steps
+from paceline.speculation.acceptance import Walk, match, match_steps
 from paceline.speculation.noise import noise_keys
 from paceline.speculation.tree import DraftTree
 
@@ -111,12 +112,17 @@ def _is_by_ratio(request: JudgeRequest) -> bool:
 
 
 def _walk_by_match(blocks: Sequence[tuple[DraftTree, SessionRows]]) -> list[Walk | ModelError]:
-    """Walks all blocks side by side, so that their next nodes are sampled together."""
-    eager = [index for index, (_, session) in enumerate(blocks) if not session.goes_row_by_row]
+    """Walks all blocks; those that need noise, side by side, so that their next nodes are sampled together."""
+    walks: dict[int, Walk | ModelError] = {}
+    steps: dict[int, Generator[int, int, Walk]] = {}
+    for index, (tree, session) in enumerate(blocks):
+        if session.goes_row_by_row and session.shaping is None:
+            walks[index] = _walk_greedily(tree, session)
+        else:
+            steps[index] = match_steps(tree)
+    eager = [index for index in steps if not blocks[index][1].goes_row_by_row]
     eager_tokens = sample([(blocks[index][1], range(len(blocks[index][1].paths))) for index in eager])
     sampled = dict(zip(eager, eager_tokens, strict=True))
-    walks: dict[int, Walk | ModelError] = {}
-    steps = {index: match_steps(tree) for index, (tree, _) in enumerate(blocks)}
     nodes = {index: next(step) for index, step in steps.items()}
     while nodes:
         lazy = [index for index in nodes if index not in sampled]
@@ -133,6 +139,21 @@ def _walk_by_match(blocks: Sequence[tuple[DraftTree, SessionRows]]) -> list[Walk
             except StopIteration as end:
                 walks[index] = end.value
     return [walks[index] for index in range(len(blocks))]
+
+
+def _walk_greedily(tree: DraftTree, session: SessionRows) -> Walk | ModelError:
+    """Walks one block along the best tokens, on a CPU."""
+
+    def best_at(node: int) -> int:
+        row = session.processed_row(node)
+        if row is None:
+            raise session.unusable(node)
+        return int(row.argmax())  # the first of equals, which is the lowest id
+
+    try:
+        return match(tree, best_at)
+    except ModelError as error:
+        return error
 
 
 def _walk_by_ratio(blocks: Sequence[tuple[JudgeRequest, SessionRows]]) -> list[Walk | PacelineError]:
@@ -200,7 +221,7 @@ class DraftChoice:
 
 
 def draft_tokens(
-    logits: torch.Tensor,  # [rows, >= vocab_size] float
+    logits: Sequence[torch.Tensor] | torch.Tensor,  # [rows, >= vocab_size] float
     rows: Sequence[DraftRow],
     *,
     vocab_size: int,
@@ -215,25 +236,44 @@ def draft_tokens(
         Per row its choice, or None where the row is not finite: stop drafting there.
     """
     sessions = draft_sessions(logits, rows, vocab_size, eos_token_ids)
-    tokens = sample([(session, (0,)) for session in sessions])
-    if not sessions:
-        return []
-    # All in one go: on a GPU every number that is fetched costs a wait.
-    chosen = torch.tensor([[token or 0] for (token,) in tokens], device=logits.device)
+    if sessions and sessions[0].goes_row_by_row:
+        processed = [session.processed_row(0) for session in sessions]
+        tokens = _choose_apart([(session, 0) for session in sessions], processed)
+        return [
+            None if row is None or token is None else DraftChoice(token, _share(row, token))
+            for row, token in zip(processed, tokens, strict=True)
+        ]
+    return _draft_together(sessions) if sessions else []
+
+
+def _share(row: NDArray[np.float32], token: int) -> float:
+    """The probability of a token."""
+    weights = row - row.max()
+    np.exp(weights, out=weights)
+    return float(weights[token] / weights.sum())
+
+
+def _draft_together(sessions: Sequence[SessionRows]) -> list[DraftChoice | None]:
+    """`draft_tokens` on a GPU, where every number that is fetched costs a wait: all are fetched in one go."""
+    tokens = [token for (token,) in sample([(session, (0,)) for session in sessions])]
+    chosen = torch.tensor([[token or 0] for token in tokens], device=sessions[0].logits.device)
     probs = torch.cat([session.processed((0,))[0] for session in sessions]).softmax(-1).gather(1, chosen)
     return [
         None if token is None else DraftChoice(token, confidence)
-        for (token,), confidence in zip(tokens, probs[:, 0].tolist(), strict=True)
+        for token, confidence in zip(tokens, probs[:, 0].tolist(), strict=True)
     ]
 
 
 def draft_sessions(
-    logits: torch.Tensor, rows: Sequence[DraftRow], vocab_size: int, eos_token_ids: tuple[int, ...]
+    logits: Sequence[torch.Tensor] | torch.Tensor,
+    rows: Sequence[DraftRow],
+    vocab_size: int,
+    eos_token_ids: tuple[int, ...],
 ) -> list[SessionRows]:
     """Every row of a draft model as a session of one row."""
     return [
         SessionRows(
-            logits[index : index + 1, :vocab_size],
+            logits[index][None, :vocab_size],
             PrefixState(row.sampling, row.context, row.generation_start, eos_token_ids),
             (row.drafted,),
         )
@@ -265,19 +305,27 @@ def sample(batch: Sequence[tuple[SessionRows, Sequence[int]]]) -> list[list[int 
 
 
 def _sample_apart(rows: Sequence[tuple[SessionRows, int]]) -> list[int | None]:
-    """`sample` for rows on a CPU: each is gone through by itself; the few tokens that are left of many, together."""
+    """`sample` for rows on a CPU: each is gone through by itself."""
+    return _choose_apart(rows, (session.processed_row(row) for session, row in rows))
+
+
+def _choose_apart(
+    rows: Sequence[tuple[SessionRows, int]], processed: Iterable[NDArray[np.float32] | None]
+) -> list[int | None]:
+    """`_sample_apart` for rows that are processed; the few tokens that are left of many, together."""
     tokens: list[int | None] = [None] * len(rows)
     shortlists: dict[int, NearBest] = {}
-    for index, (session, row) in enumerate(rows):
-        logits = session.processed_row(row)
-        if logits is None:
+    for index, ((session, row), values) in enumerate(zip(rows, processed, strict=True)):
+        if values is None:
             continue
         if session.shaping is None:
-            tokens[index] = best_id(logits[0])
-        elif (shortlist := session.shaping.near_best(logits[0])) is not None:
+            tokens[index] = int(values.argmax())  # the first of equals, which is the lowest id
+            continue
+        logits = torch.from_numpy(values)
+        if (shortlist := session.shaping.near_best(logits)) is not None:
             shortlists[index] = shortlist
         else:
-            tokens[index] = int(session.shaping.choose(logits, _keys([(session, row)])))
+            tokens[index] = int(session.shaping.choose(logits[None], _keys([(session, row)])))
     if shortlists:
         keys = _keys([rows[index] for index in shortlists])
         for index, token in zip(shortlists, choose_near_best(list(shortlists.values()), keys), strict=True):

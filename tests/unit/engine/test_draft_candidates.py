@@ -70,7 +70,8 @@ class TestLaw:
         (found,) = draft_candidates(logits[None], [row], num=num, vocab_size=10, eos_token_ids=(EOS,))
         assert tokens_of(found) == by_definition(logits, row, num)
         (best,) = draft_tokens(logits[None], [row], vocab_size=10, eos_token_ids=(EOS,))
-        assert best == found[0]
+        assert best is not None
+        assert (best.token, best.confidence) == (found[0].token, pytest.approx(found[0].confidence))
 
     @pytest.mark.parametrize(
         "sampling",

@@ -172,7 +172,7 @@ class TestRowsOfATree:
         for row in range(2):
             alone = session.processed_row(row)
             assert (alone is not None) == bool(usable[row])
-            assert alone is None or torch.equal(alone[0], together[row])
+            assert alone is None or torch.equal(torch.from_numpy(alone), together[row])
 
     def test_positions_count_the_path(self) -> None:
         session = SessionRows(torch.zeros(3, 5), PrefixState(SamplingParams(), [1, 2, 3], 1), [(), (4,), (4, 4)])

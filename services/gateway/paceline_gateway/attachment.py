@@ -56,10 +56,10 @@ class Attachment:
         """When `tick` has something to do."""
         return self._lost_at + self._return_window_s if self.state is AttachmentState.LOST else None
 
-    def seek(self, now: float, avoid: str = "") -> None:
-        """Asks for a replica; leaves the present one."""
+    def seek(self, now: float, avoid: str = "", silent: bool = False) -> None:
+        """Asks for a replica; leaves the present one, perhaps because it was silent for too long."""
         if self.state in (AttachmentState.LIVE, AttachmentState.LOST):
-            self._effects.append(Leave(self._lane))
+            self._effects.append(Leave(self._lane, silent))
         if self.without_since is None:
             self.without_since = now
         self.state = AttachmentState.SEEKING
@@ -93,8 +93,8 @@ class Attachment:
         if self.deadline is not None and now >= self.deadline:
             self.seek(now, avoid=self.address)
 
-    def end(self) -> None:
-        """The lane is not needed any more."""
+    def end(self, silent: bool = False) -> None:
+        """The lane is not needed any more, perhaps because its replica was silent for too long."""
         if self.state is not AttachmentState.ENDED:
-            self._effects.append(Leave(self._lane))
+            self._effects.append(Leave(self._lane, silent))
         self.state = AttachmentState.ENDED

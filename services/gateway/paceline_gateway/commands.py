@@ -42,8 +42,14 @@ class ReplicaLink(Protocol):
             CapacityExceeded: too much waits to be sent.
         """
 
-    def detach(self, session: str, epoch: int) -> None:
-        """Closes the session on the replica and delivers nothing more to it."""
+    def detach(self, session: str, epoch: int, silent: bool = False) -> None:
+        """Closes the session on the replica and delivers nothing more to it.
+
+        Args:
+            session: its name.
+            epoch: its fencing number.
+            silent: it leaves because the replica owed it an answer for too long.
+        """
 
 
 # --- to a session actor ---------------------------------------------------------------------------------------------
@@ -151,6 +157,7 @@ class FindReplica:
         context_len: tokens that the session may come to hold; 0 where a smaller context is of use too.
         features: those that the session's verifier serves: drafters that build on others are of no use to it.
         prefer: address to take if nothing speaks against it, such as one that holds the session's rows; empty for none.
+        prefixes: hashes of beginnings of the session's tokens, longest first, to find a verifier that knows one.
     """
 
     session: str
@@ -161,6 +168,7 @@ class FindReplica:
     context_len: int = 0
     features: FeatureFormat | None = None
     prefer: str = ""
+    prefixes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +186,15 @@ class LinkChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class LookAgain:
+    """A replica that did not do its work may be tried again by now."""
+
+
+@dataclass(frozen=True, slots=True)
 class EndpointsPresent:
     """The complete present set of endpoints; links to all others are of the past."""
 
     endpoints: tuple[Endpoint, ...]
 
 
-PoolCommand = FindReplica | WithdrawFind | LinkChanged | EndpointsPresent
+PoolCommand = FindReplica | WithdrawFind | LinkChanged | LookAgain | EndpointsPresent

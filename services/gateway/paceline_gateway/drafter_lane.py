@@ -138,19 +138,19 @@ class DrafterLane:
         self.attachment.tick(now)
         oldest = self.book.oldest_sent_at
         if self.live and oldest is not None and now >= oldest + self._patience.drafter_silence_s:
-            self._give_up(now)
+            self._give_up(now, silent=True)
         if self._seek_at is not None and now >= self._seek_at:
             self.seek(now)
 
-    def end(self) -> None:
-        """The session needs no drafter any more."""
+    def end(self, silent: bool = False) -> None:
+        """The session needs no drafter any more, perhaps because it was silent for too long."""
         self._seek_at = None
         self.book.dropped()
-        self.attachment.end()
+        self.attachment.end(silent)
 
-    def _give_up(self, now: float) -> None:
+    def _give_up(self, now: float, silent: bool = False) -> None:
         """Leaves this drafter; one is looked for again after a pause."""
-        self.end()
+        self.end(silent)
         self._repairs = 0
         self._seek_at = now + self._patience.drafter_pause_s
 

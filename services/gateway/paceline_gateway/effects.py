@@ -61,9 +61,14 @@ class Find:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The session is done with the replica that it was attached to, or no longer looks for one."""
+    """The session is done with the replica that it was attached to, or no longer looks for one.
+
+    Attributes:
+        silent: it leaves because the replica owed it an answer for too long.
+    """
 
     lane: Lane
+    silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from paceline.runtime.telemetry import gauge
+from paceline.runtime.telemetry import counter, gauge
+from paceline_gateway.breaker import BreakerState, FailureCause
 from paceline_gateway.effects import Lane
 from paceline_gateway.pool import Pool
 from paceline_gateway.session_actor import SessionActor
@@ -48,6 +49,7 @@ class GatewayGauges(Collector):
         yield self._one("open_streams", "Streams of clients that are open.", self._sessions.num_running)
         yield self._one("undurable_sessions", "Sessions that go on although the store does not answer.", undurable)
         yield self._replicas()
+        yield from self._breakers()
         yield self._attached(actors)
         yield self._drafter_memory()
 
@@ -61,6 +63,20 @@ class GatewayGauges(Collector):
             states = {"ready": len(now.ready), "draining": len(now.draining), "down": len(now.troubles)}
             counts += [({**self._labels, "pool": lane.value, "state": state}, count) for state, count in states.items()]
         return gauge("paceline_replicas", "Replicas of a pool, as this gateway sees them.", counts)
+
+    def _breakers(self) -> Iterator[Metric]:
+        states: list[tuple[dict[str, str], float]] = []
+        failures: list[tuple[dict[str, str], float]] = []
+        openings: list[tuple[dict[str, str], float]] = []
+        for lane, pool in self._pools.items():
+            labels = {**self._labels, "pool": lane.value}
+            now = pool.breakers
+            states += [({**labels, "state": state.value}, now[state]) for state in BreakerState]
+            failures += [({**labels, "cause": cause.value}, pool.failures[cause]) for cause in FailureCause]
+            openings.append((labels, pool.num_openings))
+        yield gauge("paceline_replica_breakers", "Replicas of a pool, by where their circuit breakers stand.", states)
+        yield counter("paceline_replica_failures", "What replicas of a pool have failed at.", failures)
+        yield counter("paceline_replica_breaker_openings", "Times that a circuit breaker of a pool opened.", openings)
 
     def _attached(self, actors: tuple[SessionActor, ...]) -> Metric:
         counts = [

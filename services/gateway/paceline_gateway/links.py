@@ -27,11 +27,12 @@ from typing import Any
 import grpc.aio
 
 from paceline.errors import CapacityExceeded, Failure, InvalidArgument, PacelineError, Unavailable
-from paceline.messages import Close, Failed, Hello, ModelInfo, Open, Opened
+from paceline.messages import Close, Drafted, Failed, Hello, ModelInfo, Open, Opened, Verified
 from paceline.runtime.grpc_client import DEFAULT_MAX_MESSAGE_BYTES, ClientTls, open_channel
 from paceline.runtime.grpc_errors import error_from_rpc
 from paceline.runtime.outbox import Outbox
 from paceline.runtime.supervisor import end_if_cancelled
+from paceline_gateway.breaker import FailureCause
 from paceline_gateway.commands import LinkBack, LinkLost, ReplicaCommand, ReplicaEvent, Said, SessionPort
 from paceline_gateway.effects import Replica
 from paceline_gateway.fitness import Check
@@ -87,6 +88,7 @@ class Link:
         tls: how to check the replica; None for plain text.
         max_message_bytes: largest frame either way.
         limits: bounds of the outbox.
+        judge: told what the replica has failed at, or None each time that it has done a piece of work.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Link:
         tls: ClientTls | None = None,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         limits: LinkLimits | None = None,
+        judge: Callable[[FailureCause | None], None] = lambda cause: None,
     ) -> None:
         self.address = address
         self.state = LinkState.CONNECTING
@@ -112,6 +115,7 @@ class Link:
         self._tls = tls
         self._max_message_bytes = max_message_bytes
         self._limits = limits or LinkLimits()
+        self._judge = judge
         self._info: ModelInfo | None = None
         self._ports: dict[str, SessionPort] = {}
         # A frame is a little more than its commands, and must not be what makes a message too large.
@@ -169,10 +173,18 @@ class Link:
         self._ports[session] = port
         self._owed_closes.pop(session, None)
 
-    def detach(self, session: str, epoch: int) -> None:
-        """Closes the session on the replica, as soon as it can be reached, and delivers nothing more to it."""
+    def detach(self, session: str, epoch: int, silent: bool = False) -> None:
+        """Closes the session on the replica, as soon as it can be reached, and delivers nothing more to it.
+
+        Args:
+            session: its name.
+            epoch: its fencing number.
+            silent: it leaves because the replica owed it an answer for too long.
+        """
         if self._ports.pop(session, None) is None:
             return
+        if silent:
+            self._judge(FailureCause.SILENT)
         close = Close(session, epoch)
         if self.up:
             self._owe(session)
@@ -257,6 +269,8 @@ class Link:
                 logger.exception("a link failed unexpectedly", extra={"replica": self.address})
                 trouble = "internal error; the gateway's log has the details"
             end_if_cancelled()
+            if state is LinkState.DOWN and self._info is not None and not self._leaving:
+                self._judge(FailureCause.STREAM_LOST if self.up else FailureCause.UNREACHABLE)
             if self.up:
                 pause_s = _FIRST_PAUSE_S
             self._down(state, trouble)
@@ -353,6 +367,7 @@ class Link:
 
     def _deliver(self, messages: list[Any]) -> None:
         self._heard_at = time.monotonic()
+        worked = failed = False
         for message in messages:
             event: ReplicaEvent | None
             try:
@@ -367,11 +382,18 @@ class Link:
                 self._unanswered.pop(event.session, None)
                 if not self._unanswered:
                     self._nothing_owed.set()
-            if isinstance(event, Failed) and event.command_id == 0 and event.failure.code == Unavailable.code:
-                self._turned_away_at = time.monotonic()
+            if isinstance(event, Verified | Drafted):
+                worked = True
+            elif isinstance(event, Failed):
+                failed = failed or event.failure.code == PacelineError.code
+                if event.command_id == 0 and event.failure.code == Unavailable.code:
+                    self._turned_away_at = time.monotonic()
             port = self._ports.get(event.session)
             if port is not None:
                 port.tell(Said(self._codec.lane, self, event))
+        # A pass that breaks fails all sessions that were in it: that is one failure.
+        if worked or failed:
+            self._judge(None if worked else FailureCause.FAILED)
 
     def _nonsense(self, message: Any, error: PacelineError) -> Failed | None:
         """A message that cannot be read, as a failure of the command that it seems to answer."""

@@ -6,107 +6,52 @@ Discovery tells the complete set of endpoints; the pool compares it with the lin
 * draining: running sessions go on, nobody new comes; should the stream break, they move at once
 * gone: as draining, and the link ends with its last session or with its stream, whichever is first
 
-One that comes back before its link has ended is used again. A session gets the ready replica with the fewest sessions,
-or the first one that becomes ready. One that has just turned a session away, or that owes answers and says nothing,
-comes last. What the doors need to know is published as a frozen snapshot.
+One that comes back before its link has ended is used again. Whether a replica gets a session is asked of four, each of
+whom knows one thing:
+
+    discovery, or the replica itself    whether it is about to leave
+    `links.py`                          whether it can be reached; a broken link tries again by itself
+    `fitness.py`                        whether it fits the gateway, at each handshake
+    `breaker.py`                        whether it does its work; until it has answered what it owes for too long, not
+
+Of those that remain `routing.py` chooses; without one the session waits for the first. What the doors need to know is
+published as a frozen snapshot.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+import time
+from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
-from paceline.messages import FeatureFormat
 from paceline.runtime.grpc_client import DEFAULT_MAX_MESSAGE_BYTES, ClientTls
 from paceline.runtime.mailbox import Mailbox
 from paceline.runtime.supervisor import OnError, Supervisor
+from paceline_gateway.breaker import BreakerLimits, BreakerState, CircuitBreaker, FailureCause
 from paceline_gateway.commands import (
     EndpointsPresent,
     FindReplica,
     Found,
     LinkChanged,
+    LookAgain,
     PoolCommand,
     WithdrawFind,
 )
 from paceline_gateway.discovery.endpoint import Discovery, Endpoint
-from paceline_gateway.effects import Lane, Replica
 from paceline_gateway.fitness import Check
 from paceline_gateway.link_codec import LinkCodec
 from paceline_gateway.links import Link, LinkState
+from paceline_gateway.pool_snapshot import PoolSnapshot, methods_of
+from paceline_gateway.routing import Candidate, PrefixTable, choose
 
 logger = logging.getLogger(__name__)
 
 _MAX_COMMANDS = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSnapshot:
-    """A pool at one moment.
-
-    Attributes:
-        ready: replicas that take sessions.
-        draining: addresses of those that take none any more, while running sessions may go on there.
-        troubles: per address of the others, why they cannot be used.
-        settled: discovery has answered, and every replica has been tried at least once.
-        seen_methods: methods on offer, now or when a replica that is away was last there.
-        nothing_found: why there is no replica to be tried; empty if there is one.
-    """
-
-    ready: tuple[Replica, ...] = ()
-    troubles: tuple[tuple[str, str], ...] = ()
-    settled: bool = False
-    draining: tuple[str, ...] = ()
-    seen_methods: tuple[str, ...] = ()
-    nothing_found: str = ""
-
-    @property
-    def max_model_len(self) -> int:
-        """Tokens that a session may hold where there is most room; 0 without a replica."""
-        return max((replica.info.max_model_len for replica in self.ready), default=0)
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids that every replica knows; 0 without a replica."""
-        return min((replica.info.vocab_size for replica in self.ready), default=0)
-
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """Methods on offer, each once; those of a chain one by one."""
-        return _methods(self.ready)
-
-    def offers(self, method: str, served: Sequence[FeatureFormat | None] = (None,)) -> bool:
-        """Whether a ready drafter can draft by the method, empty for any, where verifiers serve such features."""
-        return any(
-            (not method or method in replica.info.methods) and any(map(replica.finds_features, served))
-            for replica in self.ready
-        )
-
-    def build_on_prompts(self, method: str) -> bool:
-        """Of drafters: whether one, by the method if one is named, may need the target's features of whole prompts."""
-        wanted = [replica.info.features for replica in self.ready if replica.drafts_by(method)]
-        return not wanted or any(features is not None and not features.only_last for features in wanted)
-
-    def draft_themselves(self, method: str) -> bool:
-        """Of verifiers: whether a ready one drafts by itself, by the method if one is named."""
-        return any(replica.drafts_by(method) for replica in self.ready)
-
-    @property
-    def features(self) -> tuple[FeatureFormat | None, ...]:
-        """Of verifiers: the features that each ready one serves."""
-        return tuple([replica.info.features for replica in self.ready])
-
-    def longest_context(self, method: str) -> int:
-        """Tokens of context for the method where there is most room; 0 for no bound, or when nobody offers it."""
-        limits = [replica.info.max_model_len for replica in self.ready if not method or method in replica.info.methods]
-        return 0 if 0 in limits else max(limits, default=0)
-
-    @property
-    def why_not(self) -> str:
-        """What keeps the others from being used, as one line."""
-        return "; ".join([f"{address}: {trouble}" for address, trouble in self.troubles]) or self.nothing_found
+_LOOK_AGAIN_S = 0.25
+"""While sessions wait and a replica may soon be tried again."""
 
 
 class _Standing(Enum):
@@ -122,6 +67,7 @@ class _Member:
     """A replica with a link, and where it stands."""
 
     link: Link
+    breaker: CircuitBreaker
     standing: _Standing = _Standing.PRESENT
 
     @property
@@ -141,7 +87,8 @@ class Pool:
         codec: their kind.
         discovery: tells where they are.
         check: whether a replica fits.
-        silence_s: a replica that owes an answer and says nothing for so long is taken only if there is no other.
+        silence_s: a replica that owes an answer and says nothing for so long does not do its work.
+        breaker: when one that fails counts as not doing its work.
         tls: how to check replicas; None for plain text.
         max_message_bytes: largest frame either way.
     """
@@ -153,6 +100,7 @@ class Pool:
         check: Check,
         *,
         silence_s: float = 10.0,
+        breaker: BreakerLimits | None = None,
         tls: ClientTls | None = None,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     ) -> None:
@@ -161,12 +109,19 @@ class Pool:
         self._discovery = discovery
         self._check = check
         self._silence_s = silence_s
+        self._breaker_limits = breaker or BreakerLimits()
         self._tls = tls
         self._max_message_bytes = max_message_bytes
         self._members: dict[str, _Member] = {}
         self._supervisor: Supervisor | None = None
         self._discovered = False
         self._finds: dict[str, FindReplica] = {}
+        self._prefixes = PrefixTable()
+        self._look_again: asyncio.TimerHandle | None = None
+        self.failures: Counter[FailureCause] = Counter()
+        """What replicas have failed at so far, those that are gone included."""
+        self.num_openings = 0
+        """How often breakers have opened so far."""
         self._mailbox: Mailbox[PoolCommand] = Mailbox(
             f"the {self.name}'s mailbox", max_items=0, max_bytes=0, reserved_items=_MAX_COMMANDS
         )
@@ -175,17 +130,47 @@ class Pool:
         self.snapshot = PoolSnapshot()
         self._publish()
 
-    def _new_link(self, address: str) -> Link:
+    def _new_member(self, address: str) -> _Member:
+        breaker = CircuitBreaker(self._breaker_limits)
+
         def changed(changed_address: str) -> None:
             self.tell(LinkChanged(changed_address))
 
-        return Link(
+        def judge(cause: FailureCause | None) -> None:
+            self._judge(address, breaker, cause)
+
+        link = Link(
             address,
             self._codec,
             check=self._check,
             changed=changed,
             tls=self._tls,
             max_message_bytes=self._max_message_bytes,
+            judge=judge,
+        )
+        return _Member(link, breaker)
+
+    def _judge(self, address: str, breaker: CircuitBreaker, cause: FailureCause | None) -> None:
+        """A link tells what its replica has failed at, or None where it has done a piece of work."""
+        if cause is None:
+            if breaker.worked():
+                logger.info("%s: %s does its work again", self.name, address)
+                self.tell(LinkChanged(address))
+            return
+        self.failures[cause] += 1
+        if breaker.failed(time.monotonic()):
+            self.num_openings += 1
+            logger.warning("%s: %s gets no session for a while (%s)", self.name, address, cause.value)
+
+    @property
+    def breakers(self) -> Counter[BreakerState]:
+        """Replicas that discovery names, by where their breakers stand."""
+        now = time.monotonic()
+        members = list(self._members.values())  # a scrape may run in a thread of its own
+        return Counter(
+            BreakerState.OPEN if self._is_silent(member) else member.breaker.state(now)
+            for member in members
+            if member.standing is _Standing.PRESENT
         )
 
     @property
@@ -201,7 +186,10 @@ class Pool:
     def is_silent(self, address: str) -> bool:
         """Whether the replica has owed an answer, and said nothing to anybody, for too long."""
         member = self._members.get(address)
-        return member is not None and member.link.silent_s > self._silence_s
+        return member is not None and self._is_silent(member)
+
+    def _is_silent(self, member: _Member) -> bool:
+        return member.link.silent_s > self._silence_s
 
     @property
     def num_searching(self) -> int:
@@ -241,6 +229,7 @@ class Pool:
             case FindReplica():
                 if not self._serve(command):
                     self._finds[command.session] = command
+                    self._plan_to_look_again()
             case WithdrawFind():
                 self._finds.pop(command.session, None)
             case EndpointsPresent(endpoints):
@@ -248,6 +237,8 @@ class Pool:
                 self._changed()
             case LinkChanged():
                 self._changed()
+            case LookAgain():
+                self._serve_waiting()
 
     def _changed(self) -> None:
         """Ends what is over, publishes, and serves those who wait."""
@@ -256,9 +247,26 @@ class Pool:
                 del self._members[address]
                 member.link.end()
         self._publish()
+        self._serve_waiting()
+
+    def _serve_waiting(self) -> None:
         for find in list(self._finds.values()):
             if self._serve(find):
                 del self._finds[find.session]
+        self._plan_to_look_again()
+
+    def _plan_to_look_again(self) -> None:
+        """Nobody tells when a pause is over."""
+        if not self._finds or self._look_again is not None:
+            return
+        if all(candidate.works for candidate in self._candidates()):
+            return
+
+        def look() -> None:
+            self._look_again = None
+            self.tell(LookAgain())
+
+        self._look_again = asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, look)
 
     # --- who is there -------------------------------------------------------------------------------------------------
 
@@ -278,7 +286,7 @@ class Pool:
     def _add(self, address: str) -> None:
         assert self._supervisor is not None, "the pool's task runs, so it was started"  # noqa: S101
         logger.info("%s: %s has come", self.name, address)
-        member = self._members[address] = _Member(self._new_link(address))
+        member = self._members[address] = self._new_member(address)
         self._supervisor.spawn(f"link {address}", member.link.run, on_error=OnError.RESTART)
 
     def _move(self, address: str, standing: _Standing) -> None:
@@ -294,38 +302,32 @@ class Pool:
 
     def _serve(self, find: FindReplica) -> bool:
         """Attaches the session to the best replica; says whether there is one."""
-        usable = [
-            (member.link, replica)
-            for member in self._members.values()
-            if member.takes_sessions and (replica := self._usable(member.link, find)) is not None
-        ]
-        if not usable:
+        chosen = choose(self._codec.lane, find, self._candidates(), self._prefixes)
+        if chosen is None:
             return False
-        link, replica = min(usable, key=lambda pair: self._rank(pair[0], pair[1], find))
+        member = self._members[chosen.replica.address]
+        link = member.link
+        member.breaker.admitted(time.monotonic())
+        self._prefixes.given(find.prefixes, link.address)
         link.attach(find.session, find.port)
-        if not find.port.tell(Found(self._codec.lane, find.find_id, replica, link)):
+        if not find.port.tell(Found(self._codec.lane, find.find_id, chosen.replica, link)):
             link.forget(find.session)
         return True
 
-    def _usable(self, link: Link, find: FindReplica) -> Replica | None:
-        replica = link.replica
-        if replica is None:
-            return None
-        is_verifier = self._codec.lane is Lane.VERIFIER
-        fits_method = is_verifier or not find.method or replica.drafts_by(find.method)
-        fits_context = replica.info.max_model_len >= find.context_len or not replica.info.max_model_len
-        fits_features = is_verifier or replica.finds_features(find.features)
-        return replica if fits_method and fits_context and fits_features else None
-
-    def _rank(self, link: Link, replica: Replica, find: FindReplica) -> tuple[bool, bool, bool, bool, bool, int]:
-        return (
-            link.turns_away,
-            link.address == find.avoid,
-            self.is_silent(link.address),
-            bool(find.method) and not replica.drafts_by(find.method),
-            link.address != find.prefer,
-            link.num_sessions,
-        )
+    def _candidates(self) -> list[Candidate]:
+        """Replicas that take sessions and can be reached."""
+        now = time.monotonic()
+        return [
+            Candidate(
+                replica,
+                member.link.num_sessions,
+                turns_away=member.link.turns_away,
+                works=member.breaker.admits(now) and not self._is_silent(member),
+                on_trial=member.breaker.state(now) is BreakerState.HALF_OPEN,
+            )
+            for member in self._members.values()
+            if member.takes_sessions and (replica := member.link.replica) is not None
+        ]
 
     def _publish(self) -> None:
         members = self._members.values()
@@ -335,7 +337,7 @@ class Pool:
             troubles=tuple([(link.address, link.trouble) for link in present if not link.up]),
             settled=self._discovered and all(link.state is not LinkState.CONNECTING for link in present),
             draining=tuple([member.link.address for member in members if member.standing is not _Standing.PRESENT]),
-            seen_methods=_methods([member.link.replica for member in members]),
+            seen_methods=methods_of([member.link.replica for member in members]),
             nothing_found="" if present else self._why_nothing_found(),
         )
         if self.snapshot.settled:
@@ -352,7 +354,3 @@ class Pool:
         if not name:
             return ""
         return f"{name} names no replica that takes sessions" if self._discovered else f"{name} has not answered yet"
-
-
-def _methods(replicas: Iterable[Replica | None]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(method for replica in replicas if replica for method in replica.info.methods))

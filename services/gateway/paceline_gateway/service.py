@@ -213,6 +213,7 @@ class GatewayService:
                 ),
                 functools.partial(fitness.check, codec.lane),
                 silence_s=silence_ms / 1000,
+                breaker=self._settings.breaker_limits,
                 tls=self._settings.client_tls,
                 max_message_bytes=self._settings.max_message_bytes,
             )

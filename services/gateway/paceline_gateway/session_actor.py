@@ -48,6 +48,7 @@ from paceline_gateway.feature_relay import FeatureRelay
 from paceline_gateway.outlet import Outlet
 from paceline_gateway.plan import GenerationPlan
 from paceline_gateway.round_loop import RoundLoop
+from paceline_gateway.routing import prefixes_of
 from paceline_gateway.services import SessionServices
 
 logger = logging.getLogger(__name__)
@@ -322,8 +323,8 @@ class SessionActor:
                 self._outlet.commit(effect)
             case Find(lane, avoid):
                 self._find(lane, avoid)
-            case Leave(lane):
-                self._leave(lane)
+            case Leave(lane, silent):
+                self._leave(lane, silent)
             case Fetch(rows):
                 self._fetch(rows)
             case Measured(record):
@@ -358,6 +359,7 @@ class SessionActor:
                 context_len=len(plan.prompt) + plan.max_tokens if is_verifier else 0,
                 features=None if is_verifier else self._loop.verifier.features,
                 prefer="" if plan.resumption is None else plan.resumption.used(lane),
+                prefixes=prefixes_of(self._loop.log) if is_verifier else (),
             )
         )
 
@@ -374,13 +376,13 @@ class SessionActor:
         if self._tasks is not None and verifier is not None and drafter is not None:
             self._relay.start(self._tasks, verifier, drafter, rows)
 
-    def _leave(self, lane: Lane) -> None:
+    def _leave(self, lane: Lane, silent: bool = False) -> None:
         self._relay.stop()
         if self._find_ids.pop(lane, None) is not None:
             self._services.pool(lane).tell(WithdrawFind(self.session))
         link = self._links.pop(lane, None)
         if link is not None:
-            link.detach(self.session, self._plan.epoch)
+            link.detach(self.session, self._plan.epoch, silent)
 
     def _positions(self) -> Positions:
         verifier, drafter = self._loop.verifier, self._loop.drafter

@@ -10,6 +10,7 @@ from pydantic_settings import NoDecode
 
 from paceline.runtime.grpc_client import ClientTls
 from paceline.runtime.settings import ServiceSettings, settings_config
+from paceline_gateway.breaker import BreakerLimits
 from paceline_gateway.discovery.targets import Target, parse_target, split_target
 from paceline_gateway.plan import Patience
 from paceline_gateway.services import SessionLimits
@@ -88,6 +89,12 @@ class GatewaySettings(ServiceSettings):
     """Most time that a generation waits for a draft, in milliseconds."""
     drafter_silence_ms: int = Field(default=10_000, ge=1)
     """A drafter that answers nothing for so long is given up for a while, in milliseconds."""
+    breaker_failures: int = Field(default=5, ge=1)
+    """Failures in a row after which a replica gets no session for a while: lost streams, silence, internal errors."""
+    breaker_pause_ms: int = Field(default=1_000, ge=1)
+    """How long it gets none until one session tries it, in milliseconds; doubles with each try that fails ..."""
+    breaker_max_pause_ms: int = Field(default=30_000, ge=1)
+    """... up to this, in milliseconds."""
     link_tls: bool = False
     """Speak TLS to verifiers and drafters."""
     link_tls_ca_file: Path | None = None
@@ -122,6 +129,8 @@ class GatewaySettings(ServiceSettings):
             raise ValueError("link_tls_cert_file and link_tls_key_file belong together; give both or none")
         if self.draft_wait_floor_ms > self.draft_wait_ceiling_ms:
             raise ValueError("draft_wait_floor_ms must not exceed draft_wait_ceiling_ms")
+        if self.breaker_pause_ms > self.breaker_max_pause_ms:
+            raise ValueError("breaker_pause_ms must not exceed breaker_max_pause_ms")
         return self
 
     @property
@@ -156,6 +165,11 @@ class GatewaySettings(ServiceSettings):
             draft_ceiling_s=self.draft_wait_ceiling_ms / 1000,
             drafter_silence_s=self.drafter_silence_ms / 1000,
         )
+
+    @property
+    def breaker_limits(self) -> BreakerLimits:
+        """When a replica counts as not doing its work."""
+        return BreakerLimits(self.breaker_failures, self.breaker_pause_ms / 1000, self.breaker_max_pause_ms / 1000)
 
     @property
     def session_limits(self) -> SessionLimits:

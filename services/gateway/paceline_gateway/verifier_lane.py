@@ -176,7 +176,7 @@ class VerifierLane:
             raise Unavailable(f"no verifier of model {self._plan.model!r} for {waited_s:.1f} s; try again later")
         if self._silence_ends is not None and now >= self._silence_ends:
             self._silences += 1
-            self.attachment.seek(now, avoid=self.attachment.address)
+            self.attachment.seek(now, avoid=self.attachment.address, silent=True)
         if self._retry_at is not None and now >= self._retry_at and self.attachment.live:
             self._retry_at = None
             if self._move:

@@ -101,3 +101,11 @@ def gauge(name: str, meaning: str, values: Iterable[tuple[Mapping[str, str], flo
     for labels, value in values:
         metric.add_sample(name, dict(labels), value)
     return metric
+
+
+def counter(name: str, meaning: str, values: Iterable[tuple[Mapping[str, str], float]]) -> Metric:
+    """The same of a counter; its name without `_total`."""
+    metric = Metric(name, meaning, "counter")
+    for labels, value in values:
+        metric.add_sample(f"{name}_total", dict(labels), value)
+    return metric

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from paceline_gateway.effects import Lane, Replica
 from paceline_gateway.feature_book import FeatureBook
-from paceline_gateway.pool import PoolSnapshot
+from paceline_gateway.pool_snapshot import PoolSnapshot
 
 from paceline.messages import FeatureDtype, FeatureFormat, Features, ModelInfo
 from tests.unit.gateway.feature_simulation import FORM, drafter_of, finish_fetch, with_features

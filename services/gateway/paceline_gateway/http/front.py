@@ -11,7 +11,7 @@ from paceline.session.store import SessionStore
 from paceline_gateway.api_keys import ApiKeys
 from paceline_gateway.door import Door
 from paceline_gateway.metrics import GatewayMetrics
-from paceline_gateway.pool import PoolSnapshot
+from paceline_gateway.pool_snapshot import PoolSnapshot
 from paceline_gateway.sessions import Sessions
 
 

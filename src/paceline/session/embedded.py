@@ -180,7 +180,7 @@ class EmbeddedRedis:
             try:
                 # A session of its own: Ctrl-C in a terminal reaches the owner only, which stops the server last.
                 self._process = subprocess.Popen(  # noqa: S603  (a program that the operator installed)
-                    _tethered(command),
+                    tethered(command),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -202,8 +202,8 @@ class EmbeddedRedis:
         self._port = port
 
 
-def _tethered(command: list[str]) -> list[str]:
-    """The command, tied to this process's life where the platform can."""
+def tethered(command: list[str]) -> list[str]:
+    """The command of a process that is not to outlive this one, where the platform can; for the main thread."""
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         return command  # a worker thread may well end before its process does
     return [sys.executable, "-I", "-S", "-c", _TETHER, str(os.getpid()), *command]

@@ -37,7 +37,7 @@ class DrafterCheckOptions:
     """What is to be checked.
 
     Attributes:
-        drafter: folder of a head, of a LayerSkip adapter, or of a draft model.
+        drafter: folder of a head, of a LayerSkip adapter or model, or of a draft model.
         target: as `--model` of `paceline up`.
         device: where both run.
         num_draft_tokens: drafts per block; Medusa has at most one per head.
@@ -93,7 +93,7 @@ def run_drafter_check(options: DrafterCheckOptions, *, json_output: bool) -> int
     target = resolve(options.target, progress=lambda line: err().print(line, markup=False))
     loaded = load_drafter(Path(options.drafter).expanduser(), read_target_facts(target))
     if not json_output:
-        out().print(f"{loaded.layout.value}, for the method {loaded.layout.method}: {loaded.sizes}", markup=False)
+        out().print(f"{loaded.layout.value}, for the method {loaded.method}: {loaded.sizes}", markup=False)
     tokenizer = Tokenizer.load(target)
     pair = build_pair(loaded, target, tokenizer, device=options.device, num_draft_tokens=options.num_draft_tokens)
     found = measure_acceptance(
@@ -107,7 +107,7 @@ def run_drafter_check(options: DrafterCheckOptions, *, json_output: bool) -> int
     start = DrafterReport(
         healthy=False,
         layout=loaded.layout.value,
-        method=loaded.layout.method,
+        method=loaded.method,
         sizes=loaded.sizes,
         weights_bytes=pair.recorder.weights_bytes,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.adapted_model import names_exit_layer
 from paceline.cli.smoke_acceptance import PROMPTS, DepthRecorder
 from paceline.drafting.build import MethodSettings, RunnerKind, build_method
 from paceline.drafting.checkpoints.draft_vocabulary import load_draft_vocabulary
@@ -33,11 +34,13 @@ class LoadedDrafter:
     Attributes:
         folder: where it came from.
         layout: of the checkpoint.
+        method: that uses it.
         sizes: in words.
     """
 
     folder: Path
     layout: Layout
+    method: str
     sizes: str
 
 
@@ -48,16 +51,10 @@ def load_drafter(folder: Path, target: TargetFacts) -> LoadedDrafter:
         ModelError, ConfigurationError: it cannot be read, or is not for this target.
     """
     layout = detect_layout(folder)
-    if layout.method in {"eagle", "eagle3"}:
-        return LoadedDrafter(folder, layout, _eagle_sizes(load_eagle(folder, target)))
-    if layout.method == "medusa":
-        return LoadedDrafter(folder, layout, _medusa_sizes(load_medusa(folder, target)))
-    if layout is Layout.LAYERSKIP_ADAPTER:
-        return LoadedDrafter(folder, layout, _layerskip_sizes(load_layerskip(folder, target), target))
-    facts = read_target_facts(folder)
-    trimmed = load_draft_vocabulary(folder, target.vocab_size) is not None
-    ids = f"{facts.vocab_size} of {target.vocab_size} ids" if trimmed else f"{facts.vocab_size} ids"
-    return LoadedDrafter(folder, layout, f"{facts.num_layers} layers of {facts.hidden_size}, {ids}")
+    method = layout.method
+    if method == "draft_model" and names_exit_layer(folder):
+        method = "layerskip"
+    return LoadedDrafter(folder, layout, method, _sizes(folder, method, target))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +77,8 @@ def build_pair(
 
     Args:
         drafter: as it was read.
-        target: folder of the target; a LayerSkip adapter is added to it and is then a part of it.
+        target: folder of the target; a LayerSkip adapter is added to it and is then a part of it, and a whole model
+            that exits early takes its place.
         tokenizer: the target's.
         device: where both run.
         num_draft_tokens: drafts per block.
@@ -90,6 +88,8 @@ def build_pair(
     """
     if drafter.layout is Layout.LAYERSKIP_ADAPTER:
         target = with_adapter(target, drafter.folder)
+    elif drafter.method == "layerskip":
+        target = drafter.folder
     plan = _plan(drafter, target, device, num_draft_tokens)
     runner = load_runner(target, device=device, options=RunnerOptions(kv_bytes=KV_BYTES, taps=plan.taps))
     recorder = DepthRecorder(plan.build(runner, tokenizer))
@@ -109,16 +109,16 @@ def encode_prompts(target: Path, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
 
 
 def _plan(drafter: LoadedDrafter, target: Path, device: str, num_draft_tokens: int) -> SelfDraftPlan:
-    if drafter.layout is Layout.CAUSAL_LM:
+    if drafter.method == "draft_model":
         settings = MethodSettings(
             draft_model=str(drafter.folder), runner=RunnerKind.TORCH, device=device, kv_bytes=KV_BYTES
         )
         return SelfDraftPlan(None, lambda _target, _tokenizer: build_method(settings))
     return plan_self_drafter(
         SelfDraftSettings(
-            method=drafter.layout.method,
-            # The target drafts by itself where the drafter is its adapter.
-            model="" if drafter.layout is Layout.LAYERSKIP_ADAPTER else str(drafter.folder),
+            method=drafter.method,
+            # Such a target drafts by itself.
+            model="" if drafter.method == "layerskip" else str(drafter.folder),
             kv_bytes=KV_BYTES,
             eagle_topk=1,
             num_draft_tokens=num_draft_tokens,
@@ -126,6 +126,21 @@ def _plan(drafter: LoadedDrafter, target: Path, device: str, num_draft_tokens: i
         ),
         target,
     )
+
+
+def _sizes(folder: Path, method: str, target: TargetFacts) -> str:
+    """Loads a drafter and says in words how large it is."""
+    match method:
+        case "eagle" | "eagle3":
+            return _eagle_sizes(load_eagle(folder, target))
+        case "medusa":
+            return _medusa_sizes(load_medusa(folder, target))
+        case "layerskip":
+            return _layerskip_sizes(load_layerskip(folder, target), target)
+    facts = read_target_facts(folder)
+    trimmed = load_draft_vocabulary(folder, target.vocab_size) is not None
+    ids = f"{facts.vocab_size} of {target.vocab_size} ids" if trimmed else f"{facts.vocab_size} ids"
+    return f"{facts.num_layers} layers of {facts.hidden_size}, {ids}"
 
 
 def _eagle_sizes(head: EagleCheckpoint) -> str:
@@ -150,8 +165,11 @@ def _medusa_sizes(head: MedusaCheckpoint) -> str:
 
 
 def _layerskip_sizes(checkpoint: LayerSkipCheckpoint, target: TargetFacts) -> str:
-    layers = f"the first {checkpoint.exit_layer} of {target.num_layers} layers"
-    pairs = checkpoint.adapter.pairs.values() if checkpoint.adapter else ()
-    ranks = sorted({len(pair.down) for pair in pairs})
-    ids = "" if checkpoint.target_ids is None else f", drafts of {len(checkpoint.target_ids)} ids"
-    return f"{layers}, LoRA of rank {', '.join(map(str, ranks))} on {len(pairs)} weights{ids}"
+    parts = [f"the first {checkpoint.exit_layer} of {target.num_layers} layers"]
+    if checkpoint.adapter is not None:
+        pairs = checkpoint.adapter.pairs.values()
+        ranks = sorted({len(pair.down) for pair in pairs})
+        parts.append(f"LoRA of rank {', '.join(map(str, ranks))} on {len(pairs)} weights")
+    if checkpoint.target_ids is not None:
+        parts.append(f"drafts of {len(checkpoint.target_ids)} ids")
+    return ", ".join(parts)

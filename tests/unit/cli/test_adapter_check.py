@@ -1,4 +1,4 @@
-"""`paceline doctor --drafter --target` on a LayerSkip adapter, as `paceline train layerskip` writes it."""
+"""`paceline doctor --drafter --target` on what `paceline train layerskip` writes: an adapter, or a whole model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from paceline.cli import drafter_loading
@@ -83,6 +84,21 @@ def test_an_adapter_that_proposes_some_ids_only(adapter: Path, tiny_llama: Path,
 def test_the_target_may_be_the_adapter_with_its_base(adapter: Path, tiny_llama: Path, tmp_path: Path) -> None:
     copy = _with(adapter, tmp_path, "adapter_config.json", {"base_model_name_or_path": str(tiny_llama)})
     assert check(copy, resolve(str(copy))) == check(copy, tiny_llama)
+
+
+def test_a_whole_model_drafts_with_its_own_first_layers(tiny_llama: Path, tmp_path: Path) -> None:
+    whole = _with(tiny_llama, tmp_path, "config.json", {"exit_layer": EXIT_LAYER})
+    weights = load_file(whole / "model.safetensors")
+    for name, weight in weights.items():
+        if f"layers.{NUM_LAYERS - 1}." in name and "proj" in name:
+            weight.zero_()
+    save_file(weights, whole / "model.safetensors", metadata={"format": "pt"})
+    for target in (whole, tiny_llama):
+        code, report = check(whole, target)
+        assert (code, report["layout"], report["method"]) == (0, "causal-lm", "layerskip")
+        assert report["sizes"] == "the first 2 of 3 layers"
+        assert set(report["accepted_per_position"]) == {1.0}
+        assert report["weights_bytes"] == 0
 
 
 def test_without_training_the_early_exit_is_told_by_its_acceptance(

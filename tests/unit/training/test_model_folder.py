@@ -54,5 +54,5 @@ def test_it_is_the_same_tokenizer_to_everyone_who_compares(target: Path, written
 
 def test_it_is_a_draft_model_that_can_be_checked(target: Path, written: Path) -> None:
     found = load_drafter(written, read_target_facts(target))
-    assert (found.layout.value, found.layout.method) == ("causal-lm", "draft_model")
+    assert (found.layout.value, found.method) == ("causal-lm", "draft_model")
     assert found.sizes == "2 layers of 16, 300 ids"

@@ -18,7 +18,7 @@ from paceline.drafting.draft_id_map import DraftIdMap
 from paceline.drafting.draft_runner import DraftRunner, Feed
 from paceline.drafting.method import DraftJob, MethodInfo
 from paceline.drafting.rows import rows_to_keep
-from paceline.engine.draft_candidates import best_drafts
+from paceline.engine.draft_candidates import best_drafts, draft_candidates
 from paceline.engine.draft_sampling import draw_drafts
 from paceline.engine.sampling import DraftChoice, DraftRow
 from paceline.errors import ConfigurationError
@@ -181,7 +181,8 @@ class DraftModelMethod:
         """Appends each job's next token, chosen from its logits # [vocab_size]."""
         target_ids = None if self._id_map is None else self._id_map.target_ids
         drawn = [entry for entry in chosen if self._is_drawn(entry[0])]
-        others = [entry for entry in chosen if not self._is_drawn(entry[0])]
+        ranked = [entry for entry in chosen if entry[0].num_candidates and not self._is_drawn(entry[0])]
+        others = [entry for entry in chosen if not (entry[0].num_candidates or self._is_drawn(entry[0]))]
         if drawn:
             rows = [_draft_row(job, job.sampling) for job, _ in drawn]
             choices: Sequence[DraftChoice | None] = draw_drafts(
@@ -193,6 +194,8 @@ class DraftModelMethod:
                 target_ids=target_ids,
             )
             self._append(drawn, choices)
+        if ranked:
+            self._append_ranked(ranked, target_ids)
         if others:
             rows = [_draft_row(job, job.sampling_without_chance) for job, _ in others]
             choices = best_drafts(
@@ -203,6 +206,20 @@ class DraftModelMethod:
                 target_ids=target_ids,
             )
             self._append(others, choices)
+
+    def _append_ranked(self, chosen: Sequence[tuple[DraftJob, torch.Tensor]], target_ids: torch.Tensor | None) -> None:
+        """Appends the best of each job's candidates, and notes all of them."""
+        found = draft_candidates(
+            torch.stack([row for _, row in chosen]),
+            [_draft_row(job, job.sampling_without_chance) for job, _ in chosen],
+            num=max(job.num_candidates for job, _ in chosen),
+            vocab_size=self._info.vocab_size,
+            eos_token_ids=self._eos_token_ids,
+            target_ids=target_ids,
+        )
+        for (job, _), candidates in zip(chosen, found, strict=True):
+            job.candidates.append(tuple([choice.token for choice in candidates[: job.num_candidates]]))
+        self._append(chosen, [candidates[0] if candidates else None for candidates in found])
 
     def _is_drawn(self, job: DraftJob) -> bool:
         probabilistic = self._draft_sample_method is DraftSampleMethod.PROBABILISTIC

@@ -68,9 +68,12 @@ class DraftJob:
         features: the target's features of the context's tokens but the last; None where the method needs none.
         target_rows: the target's own rows of the context's tokens but the last, for a method inside the verifier that
             runs the target's layers; None elsewhere.
+        num_candidates: how many candidates are to be noted at each position of a chain; 0 for none. A method that has
+            no candidates need not look at it.
         tokens: the tokens proposed so far; those of a chain follow one another from position len(context) on.
         parents: of a tree, the parent node of each token, as in `DraftTree`; empty for a chain.
         confidences: the drafter's own probability of each token.
+        candidates: the best tokens of each position where they were asked for, the proposed one first.
         draft_probs: under the rule `ratio`, the distribution that each token was drawn from; empty where all of them
             were chosen without chance.
         done: no further step will add to it.
@@ -86,9 +89,11 @@ class DraftJob:
     rule: AcceptanceRule = AcceptanceRule.MATCH
     features: FeatureRows | None = None
     target_rows: SequenceKV | None = None
+    num_candidates: int = 0
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
+    candidates: list[tuple[int, ...]] = field(default_factory=list)
     draft_probs: list[DraftProbs] = field(default_factory=list)
     done: bool = False
     method: str = ""

@@ -26,7 +26,8 @@ from paceline.errors import ConfigurationError
 
 DEFAULT_MAX_MODEL_LEN = 4096
 _CERTAIN = 1000.0
-"""Logit of the one token; no temperature that is allowed makes another likely."""
+"""Logit of the one token; no temperature that is allowed makes another likely. Further candidates have a part of it."""
+_NUM_CANDIDATES = 4
 _ROW_BYTES = 8
 
 
@@ -38,11 +39,13 @@ class SimulatedModel:
         pass_time: of its device.
         seed: of the table of tokens; drafter and target must have the same.
         agreement: how often, per position, it has the target's own token; 1 for the target itself.
+        candidates: how often a further candidate is the target's token where those before it are not.
     """
 
     pass_time: PassTime
     seed: int = 0
     agreement: float = 1.0
+    candidates: float = 0.0
 
     def text(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> SimulatedText:
         """What it writes.
@@ -60,7 +63,7 @@ class SimulatedModel:
                 f"a tokenizer of {vocab_size} tokens leaves a simulated model nothing to write: name another model",
                 field="model",
             )
-        return SimulatedText(choices, self.seed, self.agreement)
+        return SimulatedText(choices, self.seed, self.agreement, self.candidates)
 
 
 SIMULATED_DRAFTER = SimulatedModel(PassTime(3.0, 0.05), agreement=0.8)
@@ -102,6 +105,7 @@ class SimulatedRunner:
     ) -> None:
         self.eos_token_ids = eos_token_ids
         self._text = model.text(vocab_size, eos_token_ids)
+        self._num_candidates = _NUM_CANDIDATES if model.candidates else 1
         self._pass_time = model.pass_time
         self._vocab_size = vocab_size
         max_len = max_model_len or DEFAULT_MAX_MODEL_LEN
@@ -161,5 +165,6 @@ class SimulatedRunner:
         self._states[slots[start - first :]] = states
         logits = torch.zeros(part.num_logits, self._vocab_size)
         for row, seen in enumerate(states[len(states) - part.num_logits :]):
-            logits[row, self._text.next_token(seen)] = _CERTAIN
+            for rank, token in enumerate(self._text.best_tokens(seen, self._num_candidates)):
+                logits[row, token] = _CERTAIN / (1 + rank)
         return logits

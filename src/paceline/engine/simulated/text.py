@@ -19,6 +19,7 @@ _MASK = (1 << _BITS) - 1
 _TOKEN_STEP = 0x1E3779B97F4A7C15
 _AGREEMENT_STEP = 0x2545F4914F6CDD1D
 _OTHER_STEP = 0x369DEA0F31A53F85
+_CANDIDATE_STEP = 0x5851F42D4C957F2D
 
 
 def _mixed(value: int) -> int:
@@ -36,11 +37,13 @@ class SimulatedText:
         choices: the tokens that it writes, at least two.
         seed: of the table; models of the same seed and choices write the same.
         agreement: probability that this model's token is the table's; 1 for a target.
+        candidates: where its token is not, probability that the next best candidate is, and so on.
     """
 
     choices: tuple[int, ...]
     seed: int = 0
     agreement: float = 1.0
+    candidates: float = 0.0
 
     @property
     def start(self) -> int:
@@ -62,6 +65,20 @@ class SimulatedText:
         if self.agreement < 1.0 and _mixed(state ^ _AGREEMENT_STEP) >= self.agreement * _MASK:
             index += 1 + _mixed(state ^ _OTHER_STEP) % (count - 1)
         return self.choices[index % count]
+
+    def best_tokens(self, state: int, num: int) -> tuple[int, ...]:
+        """Different candidates after a prefix, the best first; fewer where there are fewer tokens."""
+        best = [self.next_token(state)]
+        count = len(self.choices)
+        other = state
+        while len(best) < min(num, count):
+            other = _mixed(other ^ _CANDIDATE_STEP)
+            agrees = other < self.candidates * _MASK
+            start = state if agrees else _mixed(other ^ _OTHER_STEP)
+            while (token := self.choices[start % count]) in best:
+                start += 1
+            best.append(token)
+        return tuple(best)
 
     def agreements(self, prompt: Iterable[int]) -> Iterator[bool]:
         """Whether this model's token is the target's, at each position of the target's own text after a prompt."""

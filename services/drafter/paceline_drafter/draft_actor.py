@@ -295,6 +295,10 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, DraftStep]):
         num_tokens = sum(len(entry.job.tokens) for entry in running) - had
         return DraftStep(running, num_tokens, started_s, self.clock())
 
+    def pass_goes_on(self, result: DraftStep) -> bool:
+        """Whether every job of the step goes on."""
+        return not any(entry.is_over for entry in result.running)
+
     def size_of(self, result: DraftStep) -> PassSize:
         """What the step proposed."""
         return PassSize(len(result.running), result.num_tokens)
@@ -306,7 +310,7 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, DraftStep]):
                 entry.started_s = result.started_s
             entry.forward_s += result.ended_s - result.started_s
             entry.batch_sessions = len(result.running)
-            if entry.job.done or len(entry.job.tokens) >= entry.job.max_depth:
+            if entry.is_over:
                 self._answer(self._sessions[entry.command.session])
 
     def pass_failed(self, error: PacelineError) -> None:

@@ -20,6 +20,11 @@ class RunningDraft:
     forward_s: float = 0.0
     batch_sessions: int = 0
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no step will add to it."""
+        return self.job.done or len(self.job.tokens) >= self.job.max_depth
+
 
 @dataclass(slots=True)
 class DraftSession:

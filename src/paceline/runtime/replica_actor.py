@@ -5,7 +5,8 @@ Each turn of the loop:
 1. take all commands that have gathered (wait for one only if no pass is due);
 2. apply each to the sessions; one that raises fails alone;
 3. close orphans whose time is over;
-4. if a pass is due and need not wait for more commands, run it in the model's thread and apply its results.
+4. if a pass is due and need not wait for more commands, run it in the model's thread, and those after it as long as
+   nobody waits; apply their results.
 
 Nothing else touches the sessions or the model, and while a pass runs nobody does. `Close`, the room for sessions and
 the rule of epochs are the same for both and decided here; what other commands and results mean the subclass decides.
@@ -14,7 +15,6 @@ the rule of epochs are the same for both and decided here; what other commands a
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import logging
 import time
@@ -31,6 +31,8 @@ from paceline.runtime.connect import EventStream
 from paceline.runtime.letters import CommandT, EventT, Letter, StreamEnded
 from paceline.runtime.logs import log_context
 from paceline.runtime.mailbox import Mailbox, MailboxStopped
+from paceline.runtime.model_thread import ModelThread
+from paceline.runtime.passes import run_passes
 from paceline.runtime.replica_meter import ReplicaMeter
 from paceline.runtime.routes import SessionRoutes
 from paceline.runtime.side_work import INTERNAL_MESSAGE, SideWork
@@ -87,7 +89,6 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
             # two closes per session, see `submit`; the rest is for the ends of streams, which nothing may refuse
             reserved_items=2 * limits.max_sessions + limits.mailbox_items,
         )
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=name.replace(" ", "-"))
         self._pass_started_s: float | None = None
         self._running = False
         self._ended = asyncio.Event()
@@ -116,6 +117,10 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
     @abstractmethod
     def run_pass(self) -> ResultT:
         """One pass. Runs in the model's thread while the loop waits."""
+
+    def pass_goes_on(self, result: ResultT) -> bool:
+        """Whether the next pass can begin before this one's result is applied. In the model's thread."""
+        return False
 
     @abstractmethod
     def size_of(self, result: ResultT) -> PassSize:
@@ -222,8 +227,9 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         """The loop; a supervised task. Returns after `stop`."""
         self._running = True
         try:
-            while True:
-                await self._turn()
+            with ModelThread(self.name) as model:
+                while True:
+                    await self._turn(model)
         except MailboxStopped:
             pass
         finally:
@@ -255,11 +261,10 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
             for session in self.sessions():
                 self.drop_session(session, reason)
                 self.routes.detach(session)
-        self._thread.shutdown(wait=False, cancel_futures=True)
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
-    async def _turn(self) -> None:
+    async def _turn(self, model: ModelThread) -> None:
         for letter in await self._next_letters():
             if isinstance(letter, StreamEnded):
                 self.routes.stream_ended(letter.stream)
@@ -272,7 +277,7 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
             self.close_session(session, Unavailable("no stream spoke for the session in time"))
         if self.pass_due() and self.pass_delay_s() <= 0:
             self._checked = False
-            await self._pass()
+            await self._passes(model)
         if not self.num_sessions:
             self.meter.no_sessions()
             self._no_sessions.set()
@@ -375,23 +380,25 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         self.drop_session(session, reason)
         self.routes.detach(session)
 
-    async def _pass(self) -> None:
-        started_s = self._pass_started_s = self.clock()
-        self.meter.pass_begins(started_s)
-        try:
-            result = await asyncio.get_running_loop().run_in_executor(self._thread, self.run_pass)
-        except PacelineError as error:
-            self._pass_ended(started_s, None)
-            logger.warning("a pass failed: %s", error.message, extra={"code": error.code})
-            self.pass_failed(error)
-        except Exception:
-            self._pass_ended(started_s, None)
-            logger.exception("a pass failed unexpectedly")
-            self.pass_failed(PacelineError(INTERNAL_MESSAGE))
-        else:
-            self._pass_ended(started_s, self.size_of(result))
-            self.pass_done(result)
-
-    def _pass_ended(self, started_s: float, size: PassSize | None) -> None:
+    async def _passes(self, model: ModelThread) -> None:
+        passes = await model.run(lambda: run_passes(self._run_pass, self._goes_on, self.clock))
         self._pass_started_s = None
-        self.meter.pass_ended(started_s, size)
+        for one in passes:
+            outcome = one.outcome
+            self.meter.passed(one, None if isinstance(outcome, Exception) else self.size_of(outcome))
+            if isinstance(outcome, PacelineError):
+                logger.warning("a pass failed: %s", outcome.message, extra={"code": outcome.code})
+                self.pass_failed(outcome)
+            elif isinstance(outcome, Exception):
+                logger.error("a pass failed unexpectedly", exc_info=outcome)
+                self.pass_failed(PacelineError(INTERNAL_MESSAGE))
+            else:
+                self.pass_done(outcome)
+
+    def _run_pass(self) -> ResultT:
+        self._pass_started_s = self.clock()
+        return self.run_pass()
+
+    def _goes_on(self, result: ResultT) -> bool:
+        """Whether neither a command nor a result waits for the loop."""
+        return not len(self._mailbox) and not self._mailbox.draining and self.pass_goes_on(result)

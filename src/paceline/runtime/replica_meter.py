@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from paceline.errors import CapacityExceeded, Unavailable
 from paceline.pass_size import PassSize
+from paceline.runtime.passes import Pass
 from paceline.runtime.recent_load import RecentLoad
 
 TIME_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -37,9 +39,8 @@ class ReplicaMeter:
         self._recent = RecentLoad()
         self._last_pass_ended_s: float | None = None
         self.registry = CollectorRegistry()
-        self._passes = Counter("paceline_passes", "Passes of the model.", ["outcome"], registry=self.registry)
-        for outcome in ("ok", "failed"):
-            self._passes.labels(outcome)
+        passes = Counter("paceline_passes", "Passes of the model.", ["outcome"], registry=self.registry)
+        self._ok, self._failed = passes.labels("ok"), passes.labels("failed")
         self._duration_s = self._histogram("paceline_pass_duration_seconds", "Time of one pass.", TIME_BUCKETS_S)
         self._idle_s = self._histogram(
             "paceline_pass_idle_seconds",
@@ -64,23 +65,20 @@ class ReplicaMeter:
 
     # --- what the actor says ------------------------------------------------------------------------------------------
 
-    def pass_begins(self, now_s: float) -> None:
-        """A pass begins."""
-        if self._last_pass_ended_s is not None:
-            self._idle_s.observe(now_s - self._last_pass_ended_s)
-
-    def pass_ended(self, started_s: float, size: PassSize | None) -> None:
-        """The pass has ended.
+    def passed(self, one: Pass[Any], size: PassSize | None) -> None:
+        """A pass has ended.
 
         Args:
-            started_s: when it began.
+            one: when it began and ended.
             size: what it did; None when it failed.
         """
-        now_s = self._last_pass_ended_s = self._clock()
+        if self._last_pass_ended_s is not None:
+            self._idle_s.observe(one.started_s - self._last_pass_ended_s)
+        self._last_pass_ended_s = one.ended_s
         with self._lock:
-            self._recent.busy(started_s, now_s)
-        self._duration_s.observe(now_s - started_s)
-        self._passes.labels("ok" if size is not None else "failed").inc()
+            self._recent.busy(one.started_s, one.ended_s)
+        self._duration_s.observe(one.ended_s - one.started_s)
+        (self._ok if size is not None else self._failed).inc()
         if size is not None and size.num_sessions:
             self._sessions.observe(size.num_sessions)
             self._tokens.observe(size.num_tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.pass_size import PassSize
+from paceline.runtime.passes import Pass
 from paceline.runtime.replica_meter import ReplicaMeter
 
 
@@ -17,9 +18,8 @@ class Bench:
 
     def run_pass(self, time_s: float, size: PassSize | None) -> None:
         started_s = self.now_s
-        self.meter.pass_begins(started_s)
         self.now_s += time_s
-        self.meter.pass_ended(started_s, size)
+        self.meter.passed(Pass(started_s, self.now_s, None), size)
 
     def __call__(self, name: str, **labels: str) -> float:
         value = self.meter.registry.get_sample_value(f"paceline_{name}", labels)

@@ -9,7 +9,7 @@ assumed tokens were rejected needs no care.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
@@ -33,6 +33,19 @@ class DraftSampleMethod(Enum):
     """Drawn from the model's best tokens; their probabilities are sent along."""
     GREEDY = "greedy"
     """The model's best token; nothing is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a session's rows are rows of.
+
+    Attributes:
+        tokens: the session's first rows are those of the first of these, as many as the runner says; grows with `job`.
+        job: whose context and drafts they are.
+    """
+
+    tokens: list[int]
+    job: DraftJob | None = None
 
 
 class DraftModelMethod:
@@ -89,7 +102,7 @@ class DraftModelMethod:
             kv_bytes=facts.kv_bytes,
             max_sessions=facts.max_sessions,
         )
-        self._fed: dict[str, list[int]] = {}
+        self._held: dict[str, _Held] = {}
 
     @property
     def info(self) -> MethodInfo:
@@ -99,7 +112,7 @@ class DraftModelMethod:
     def open(self, session: str) -> None:
         """Makes room for a session; one that is open already begins again."""
         self._runner.open(session)
-        self._fed[session] = []
+        self._held[session] = _Held([])
 
     def kv_len(self, session: str) -> int:
         """Key/value rows that the session holds."""
@@ -111,12 +124,13 @@ class DraftModelMethod:
 
     def fed_tokens(self, session: str) -> tuple[int, ...]:
         """The tokens of those rows, for tests and checks."""
-        return tuple(self._rows_of(session) or ())
+        held = self._held.get(session)
+        return () if held is None else tuple(held.tokens[: self._runner.rows(session)])
 
     def close(self, session: str) -> None:
         """Frees what the session holds; unknown sessions are closed already."""
         self._runner.close(session)
-        self._fed.pop(session, None)
+        self._held.pop(session, None)
 
     def check_integrity(self) -> None:
         """Checks that every session's rows are tokens that are noted for it.
@@ -124,19 +138,21 @@ class DraftModelMethod:
         Raises:
             AssertionError: names the session.
         """
-        for session, fed in self._fed.items():
-            if self._runner.rows(session) > len(fed):
-                raise AssertionError(f"{session} holds {self._runner.rows(session)} rows for {len(fed)} fed tokens")
+        for session, held in self._held.items():
+            if self._runner.rows(session) > len(held.tokens):
+                raise AssertionError(
+                    f"{session} holds {self._runner.rows(session)} rows for {len(held.tokens)} fed tokens"
+                )
 
     def advance(self, jobs: Sequence[DraftJob]) -> None:
         """Takes one step for all jobs in one pass; see `DraftMethod.advance`."""
         planned = self._plan([job for job in jobs if not job.done])
         if not planned:
             return
-        results = self._runner.forward([self._in_draft_ids(feed) for _, feed in planned])
+        results = self._runner.forward([self._in_draft_ids(feed) for _, _, feed in planned])
         chosen: list[tuple[DraftJob, torch.Tensor]] = []
-        for (job, feed), result in zip(planned, results, strict=True):
-            self._fed[job.session] = list(feed.tokens[: self._runner.rows(job.session)])
+        for (job, held, _), result in zip(planned, results, strict=True):
+            self._held[job.session] = held
             if result.error is not None:
                 job.done = True
             elif result.logits is not None:
@@ -144,37 +160,43 @@ class DraftModelMethod:
         if chosen:
             self._choose(chosen)
 
-    def _plan(self, jobs: Sequence[DraftJob]) -> list[tuple[DraftJob, Feed]]:
-        """What each job wants to be fed; jobs that cannot be served are marked done."""
-        planned: list[tuple[DraftJob, Feed]] = []
+    def _plan(self, jobs: Sequence[DraftJob]) -> list[tuple[DraftJob, _Held, Feed]]:
+        """What each job wants to be fed, and holds then; jobs that cannot be served are marked done."""
+        planned: list[tuple[DraftJob, _Held, Feed]] = []
         for job in jobs:
             job.method = self._info.name
-            tokens = [*job.context, *job.tokens]
-            fed = self._rows_of(job.session)
-            keep_rows = rows_to_keep(fed, tokens) if fed is not None and tokens else 0
-            if fed is None or not self._can_feed(job, tokens, keep_rows):
+            before = self._held.get(job.session)
+            if before is None or len(job.tokens) >= job.max_depth:
                 job.done = True
+                continue
+            held, keep_rows = self._wanted(job, before)
+            if self._can_feed(held.tokens, keep_rows):
+                feed = Feed(job.session, held.tokens, keep_rows, is_context=not job.tokens)
+                planned.append((job, held, feed))
             else:
-                planned.append((job, Feed(job.session, tokens, keep_rows, is_context=not job.tokens)))
+                job.done = True
         return planned
+
+    def _wanted(self, job: DraftJob, before: _Held) -> tuple[_Held, int]:
+        """What the session is to hold, and how many of its rows stay."""
+        num_rows = self._runner.rows(job.session)
+        if before.job is job:
+            # A later step of a draft only adds its newest token: nothing is compared or copied anew.
+            before.tokens.extend(job.tokens[len(before.tokens) - len(job.context) :])
+            return before, min(num_rows, len(before.tokens) - 1)
+        tokens = [*job.context, *job.tokens]
+        return _Held(tokens, job), rows_to_keep(before.tokens[:num_rows], tokens) if tokens else 0
 
     def _in_draft_ids(self, feed: Feed) -> Feed:
         if self._id_map is None:
             return feed
         return replace(feed, tokens=self._id_map.to_draft(feed.tokens))
 
-    def _can_feed(self, job: DraftJob, tokens: Sequence[int], keep_rows: int) -> bool:
-        if not tokens or len(job.tokens) >= job.max_depth or len(tokens) > self._info.max_model_len:
+    def _can_feed(self, tokens: Sequence[int], keep_rows: int) -> bool:
+        if not 0 < len(tokens) <= self._info.max_model_len:
             return False
         # Tokens beyond the model's embedding: the target's vocabulary is larger, and this context uses it.
         return all(0 <= token < self._num_embeddings for token in tokens[keep_rows:])
-
-    def _rows_of(self, session: str) -> list[int] | None:
-        """The tokens of a session's rows, without those that the runner gave up; None if it is not open."""
-        fed = self._fed.get(session)
-        if fed is not None:
-            del fed[self._runner.rows(session) :]
-        return fed
 
     @torch.inference_mode()
     def _choose(self, chosen: Sequence[tuple[DraftJob, torch.Tensor]]) -> None:

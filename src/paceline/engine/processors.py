@@ -277,12 +277,12 @@ class SessionRows:
             The row, not to be changed. # [vocab_size]
         """
         values: NDArray[np.float32] = self._rows[row]
-        best = values.max()
-        if not (values.min() > -math.inf and best < math.inf):  # both carry NaN on, which compares false
+        best = values[values.argmax()]
+        if not (values[values.argmin()] > -math.inf and best < math.inf):  # NaN is found by both, and compares false
             return None
         if self._is_edited(row):
             values = self._edited(torch.from_numpy(values[None]), (row,))[0].numpy()
-            best = values.max()
+            best = values[values.argmax()]
         if self.shaping is not None and self.shaping.temperature != 1.0:
             values, best = values / np.float32(self.shaping.temperature), best / self.shaping.temperature
         return values if math.isfinite(best) else None

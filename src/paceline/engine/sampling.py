@@ -248,7 +248,7 @@ def draft_tokens(
 
 def _share(row: NDArray[np.float32], token: int) -> float:
     """The probability of a token."""
-    weights = row - row.max()
+    weights = row - row[row.argmax()]
     np.exp(weights, out=weights)
     return float(weights[token] / weights.sum())
 

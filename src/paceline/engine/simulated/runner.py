@@ -163,8 +163,8 @@ class SimulatedRunner:
             nodes += self._text.after(nodes[parent], (token,))
         states += nodes[1:]
         self._states[slots[start - first :]] = states
-        logits = torch.zeros(part.num_logits, self._vocab_size)
+        logits = np.zeros((part.num_logits, self._vocab_size), dtype=np.float32)
         for row, seen in enumerate(states[len(states) - part.num_logits :]):
             for rank, token in enumerate(self._text.best_tokens(seen, self._num_candidates)):
                 logits[row, token] = _CERTAIN / (1 + rank)
-        return logits
+        return torch.from_numpy(logits)

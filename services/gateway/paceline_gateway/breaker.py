@@ -32,7 +32,7 @@ class FailureCause(Enum):
     SILENT = "silent"
     """A session has left it because it owed an answer for too long."""
     FAILED = "failed"
-    """It answered that it could not, for a reason of its own: an internal error."""
+    """It answered that it could not, for a reason of its own: an internal error, or one of its model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from typing import Any
 
 import grpc.aio
 
-from paceline.errors import CapacityExceeded, Failure, InvalidArgument, PacelineError, Unavailable
+from paceline.errors import CapacityExceeded, Failure, InvalidArgument, ModelError, PacelineError, Unavailable
 from paceline.messages import Close, Drafted, Failed, Hello, ModelInfo, Open, Opened, Verified
 from paceline.runtime.grpc_client import DEFAULT_MAX_MESSAGE_BYTES, ClientTls, open_channel
 from paceline.runtime.grpc_errors import error_from_rpc
@@ -50,6 +50,8 @@ _TURNED_AWAY_S = 5.0
 _GOODBYE_S = 2.0
 """For a replica to answer the last closes before its link ends."""
 _FRAME_OVERHEAD_BYTES = 16
+_OWN_FAULTS = (PacelineError.code, ModelError.code)
+"""Errors that a replica answers with for a reason of its own, not of the request or of its load."""
 
 
 class LinkState(Enum):
@@ -385,7 +387,7 @@ class Link:
             if isinstance(event, Verified | Drafted):
                 worked = True
             elif isinstance(event, Failed):
-                failed = failed or event.failure.code == PacelineError.code
+                failed = failed or event.failure.code in _OWN_FAULTS
                 if event.command_id == 0 and event.failure.code == Unavailable.code:
                     self._turned_away_at = time.monotonic()
             port = self._ports.get(event.session)

@@ -1,0 +1,103 @@
+"""A fleet of the real pair, SmolLM2 and its quantised copy, with two gateways that share the replicas and the store.
+
+    gateway that drafts ahead   ─┐      ┌─ verifier, a core of its own
+                                 ├──────┤
+    gateway that drafts in turn ─┘      └─ drafter, another one
+
+So drafting ahead and drafting in turn can take turns on one fleet; the gateway that is not used costs nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from paceline.cli.child import Child, ChildSpec
+from paceline.cli.display import Display
+from paceline.cli.fleet import Fleet
+from paceline.cli.fleet_commands import FleetCommands
+from paceline.cli.fleet_options import FleetOptions
+from paceline.cli.ports import reachable
+from paceline.cli.prepare import prepare
+from paceline.client import AsyncClient
+
+_STOP_GRACE_S = 5.0
+_BUSY_LOAD = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """A gateway of the fleet.
+
+    Attributes:
+        client: connected to it.
+        metrics: URL of its `/metrics`.
+    """
+
+    client: AsyncClient
+    metrics: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A running fleet.
+
+    Attributes:
+        ahead: the gateway that drafts ahead.
+        in_turn: the one that does not.
+    """
+
+    ahead: Door
+    in_turn: Door
+
+
+def warn_if_busy(console: Console) -> None:
+    """Says so if the machine has other work."""
+    if (load := os.getloadavg()[0]) > _BUSY_LOAD:
+        console.print(f"[yellow]warning:[/] the machine is busy (load {load:.1f}): figures of a fleet will be too low")
+
+
+@asynccontextmanager
+async def running_pair(options: FleetOptions) -> AsyncIterator[Pair]:
+    """Starts the fleet and a second gateway; both stop at the end of the block.
+
+    Args:
+        options: of the fleet.
+
+    Raises:
+        PacelineError: something does not start.
+    """
+    async with AsyncExitStack() as stack:
+        fleet = Fleet(options, display := Display())
+        stack.push_async_callback(fleet.stop)
+        with display:
+            await fleet.start()
+            run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-pair-")))
+            second = Child(await _second_gateway(options, fleet, run_dir))
+            stack.push_async_callback(second.stop, _STOP_GRACE_S)
+            await second.start()
+            await second.wait_ready(options.ready_timeout_s)
+        metrics = fleet.addresses.metrics["gateway"], f"http://{reachable(second.addresses.metrics)}/metrics"
+        clients = [
+            await stack.enter_async_context(AsyncClient(address))
+            for address in (fleet.addresses.gateway, reachable(second.address))
+        ]
+        doors = [Door(client, url) for client, url in zip(clients, metrics, strict=True)]
+        yield Pair(*doors)
+
+
+async def _second_gateway(options: FleetOptions, fleet: Fleet, run_dir: Path) -> ChildSpec:
+    prepared = await prepare(options.target, bits=options.copy_bits, draft_model="", progress=lambda _line: None)
+    addresses = fleet.addresses
+    own = dataclasses.replace(options, port=0, http_port=0)
+    spec = FleetCommands(own, prepared, run_dir).gateway(addresses.verifiers, addresses.drafters, addresses.redis)
+    environment: Mapping[str, str] = {**spec.environment, "PACELINE_GATEWAY_DRAFT_AHEAD": "false"}
+    log_file = spec.log_file.with_name("gateway-in-turn.log")
+    return dataclasses.replace(spec, name="gateway in turn", environment=environment, log_file=log_file)

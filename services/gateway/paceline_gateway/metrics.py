@@ -11,7 +11,7 @@ import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 
 from paceline.errors import (
     CapacityExceeded,
@@ -23,6 +23,7 @@ from paceline.errors import (
 )
 from paceline.generation import Evidence
 from paceline.messages import FinishReason
+from paceline.runtime.tallies import CounterTallies, CounterTally, HistogramTallies, HistogramTally
 from paceline.runtime.telemetry import WithLabels
 from paceline.speculation.governor import Reason
 from paceline_gateway.round_record import Fallback, RoundRecord, RoundTimes
@@ -50,11 +51,12 @@ class _MethodSeries:
     """The series of one method, looked up once."""
 
     label: str
-    phases_s: tuple[Histogram, ...]
-    overhead_s: Histogram
-    drafts: Counter
-    draft_tokens: Counter
-    accepted: Counter
+    phases_s: tuple[HistogramTally, ...]
+    overhead_s: HistogramTally
+    drafts: CounterTally
+    draft_tokens: CounterTally
+    accepted: CounterTally
+    accepted_at: list[CounterTally]
 
 
 class GatewayMetrics:
@@ -73,11 +75,17 @@ class GatewayMetrics:
         self._methods: dict[str, _MethodSeries] = {}
         self._method(PLAIN)
 
-    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
-        return Counter(f"paceline_{name}", meaning, labels, registry=self._own)
+    def _counter(self, name: str, meaning: str) -> CounterTally:
+        return self._counters(name, meaning).labels()
 
-    def _histogram(self, name: str, meaning: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(f"paceline_{name}", meaning, labels, buckets=buckets, registry=self._own)
+    def _counters(self, name: str, meaning: str, *labels: str) -> CounterTallies:
+        return CounterTallies(self._own, f"paceline_{name}", meaning, labels)
+
+    def _histogram(self, name: str, meaning: str, buckets: tuple[float, ...]) -> HistogramTally:
+        return self._histograms(name, meaning, buckets).labels()
+
+    def _histograms(self, name: str, meaning: str, buckets: tuple[float, ...], *labels: str) -> HistogramTallies:
+        return HistogramTallies(self._own, f"paceline_{name}", meaning, buckets, labels)
 
     def _make_request_metrics(self) -> None:
         self._first_token_s = self._histogram(
@@ -98,11 +106,11 @@ class GatewayMetrics:
         self._goodput = self._histogram(
             "goodput_tokens_per_second", "Tokens per second of its whole time, for each request.", _PER_SECOND_BUCKETS
         )
-        self._successes = self._counter("request_success", "Requests that were answered.", "finished_reason")
-        self._failures = self._counter("request_failure", "Requests that were admitted and failed.", "code")
-        self._refusals = self._counter("request_refused", "Requests that were refused at the door.", "code")
+        self._successes = self._counters("request_success", "Requests that were answered.", "finished_reason")
+        self._failures = self._counters("request_failure", "Requests that were admitted and failed.", "code")
+        self._refusals = self._counters("request_refused", "Requests that were refused at the door.", "code")
         self._all_requests_s = self._counter("request_seconds", "Time of all requests that have ended, in seconds.")
-        self._store_errors = self._counter("store_errors", "Writes that the session store did not take.", "code")
+        self._store_errors = self._counters("store_errors", "Writes that the session store did not take.", "code")
         self._resumes = self._counter("session_resumes", "Sessions that went on here after their stream had broken.")
         for reason in FinishReason:
             self._successes.labels(reason.value)
@@ -113,10 +121,10 @@ class GatewayMetrics:
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that got a first token.")
         self._tokens = self._counter("generation_tokens", "Tokens that became final.")
         self._passes = self._counter("target_passes", "Passes of the target that gave a verdict.")
-        self._drafts = self._counter("spec_decode_num_drafts", "Blocks that were judged.", "method")
-        self._draft_tokens = self._counter("spec_decode_num_draft_tokens", "Draft tokens that were judged.", "method")
-        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", "method")
-        self._accepted_at = self._counter(
+        self._drafts = self._counters("spec_decode_num_drafts", "Blocks that were judged.", "method")
+        self._draft_tokens = self._counters("spec_decode_num_draft_tokens", "Draft tokens that were judged.", "method")
+        self._accepted = self._counters("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", "method")
+        self._accepted_at = self._counters(
             "spec_decode_num_accepted_tokens_per_pos",
             "Accepted draft tokens by place in the block.",
             "method",
@@ -124,11 +132,11 @@ class GatewayMetrics:
         )
         self._wasted = self._counter("spec_decode_num_wasted_tokens", "Draft tokens that were dropped unjudged.")
         self._ahead_hits = self._counter("spec_decode_num_ahead_hits", "Blocks that were drafted ahead of time.")
-        self._fallbacks = self._counter("spec_decode_num_fallbacks", "Rounds without the block they wanted.", "cause")
-        self._round_s = self._histogram(
+        self._fallbacks = self._counters("spec_decode_num_fallbacks", "Rounds without the block they wanted.", "cause")
+        self._round_s = self._histograms(
             "round_seconds", "Where the time of a round went.", _ROUND_BUCKETS_S, "phase", "method"
         )
-        self._overhead_s = self._histogram(
+        self._overhead_s = self._histograms(
             "round_overhead_seconds",
             "Time of a round outside replicas: wire, gateway, store.",
             _OVERHEAD_BUCKETS_S,
@@ -136,7 +144,7 @@ class GatewayMetrics:
         )
         for cause in Fallback:
             self._fallbacks.labels(cause.value)
-        self._governed_rounds = self._counter("governor_rounds", "Rounds that the governor decided.", "reason")
+        self._governed_rounds = self._counters("governor_rounds", "Rounds that the governor decided.", "reason")
         self._block_sizes = self._histogram(
             "governor_block_size_tokens", "Block size that it chose; 0 for none.", _BLOCK_BUCKETS
         )
@@ -165,14 +173,15 @@ class GatewayMetrics:
             self._queue_s.observe(record.first.queue_s)
             self._first_token_s.observe(record.first.time_to_first_token_s)
         else:
-            for _ in range(record.new_tokens):
-                self._token_s.observe(record.since_last_s / record.new_tokens)
+            self._token_s.observe(record.since_last_s / record.new_tokens, record.new_tokens)
         if record.draft_tokens:
             method.drafts.inc()
             method.draft_tokens.inc(record.draft_tokens)
             method.accepted.inc(record.accepted_tokens)
-            for position in range(record.accepted_tokens):
-                self._accepted_at.labels(method.label, str(position)).inc()
+            for position in range(len(method.accepted_at), record.accepted_tokens):
+                method.accepted_at.append(self._accepted_at.labels(method.label, str(position)))
+            for accepted_at in method.accepted_at[: record.accepted_tokens]:
+                accepted_at.inc()
         if record.fallback is not None:
             self._fallbacks.labels(record.fallback.value).inc()
         if record.decision is not None:
@@ -229,5 +238,6 @@ class GatewayMetrics:
             self._drafts.labels(name),
             self._draft_tokens.labels(name),
             self._accepted.labels(name),
+            [],
         )
         return series

@@ -21,6 +21,8 @@ from paceline.errors import ConfigurationError
 from paceline.session.embedded import HOST, find_server, tethered
 
 READY_TIMEOUT_S = 120.0
+ENVIRONMENT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "8"}
+"""A kernel for each shape of a batch is kept, up to 1024 of them: hundreds of passes long that looks like a leak."""
 _POLL_S = 0.02
 _RETRY_S = 0.5
 
@@ -185,7 +187,7 @@ class Member:
         ready_file = self.folder / "ready.json"
         log_file = self.folder / f"life-{self.num_lives:03}.log"
         command = self._redis_command() if self.kind is Kind.REDIS else self._service_command(ready_file)
-        return ChildSpec(self.name, tuple(command), ready_file, log_file)
+        return ChildSpec(self.name, tuple(command), ready_file, log_file, ENVIRONMENT)
 
     def _service_command(self, ready_file: Path) -> list[str]:
         common = {

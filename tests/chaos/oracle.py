@@ -81,7 +81,7 @@ class Oracle:
         torch.set_num_threads(1)
         for start in range(0, len(readings), BATCH):
             group = readings[start : start + BATCH]
-            plain = self._decode([reading.request for reading in group])
+            plain = self.undisturbed([reading.request for reading in group])
             for reading, undisturbed in zip(group, plain, strict=True):
                 self._judge(reading, undisturbed, blackouts)
 
@@ -121,7 +121,7 @@ class Oracle:
             mode=Mode("chaos", request.sampling),
             seed=request.seed or 0,
             reference=self._reference,
-            decode_behind=lambda forced: self._decode([request], tuple(forced))[0].tokens[len(forced) : length],
+            decode_behind=lambda forced: self.undisturbed([request], tuple(forced))[0].tokens[len(forced) : length],
             tally=self.tally,
         )
 
@@ -137,8 +137,8 @@ class Oracle:
         else:
             self.num_complete += 1
 
-    def _decode(self, requests: Sequence[GenerationRequest], forced: tuple[int, ...] = ()) -> list[Undisturbed]:
-        """Plain decoding of all requests, behind forced tokens."""
+    def undisturbed(self, requests: Sequence[GenerationRequest], forced: tuple[int, ...] = ()) -> list[Undisturbed]:
+        """Plain decoding of all requests, behind forced tokens if any."""
         local = [
             LocalRequest(
                 prompt=(*_ids(request), *forced),

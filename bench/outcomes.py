@@ -49,7 +49,6 @@ class Setting:
 _SIMULATED = IdealFleet()
 SETTINGS = (
     Setting("30 + 0.05 ms to judge, 3 + 0.05 to draft, one session", Bits.INT4, _SIMULATED),
-    Setting("the same, blocks of 6", Bits.INT4, replace(_SIMULATED, num_draft_tokens=6)),
     Setting(
         "20 + 0.01 ms to judge, 1 + 0.01 to draft, one session",
         Bits.INT4,
@@ -130,7 +129,7 @@ def main() -> None:
     """Measures, predicts, prints and writes bench/results/outcomes.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default=TARGET)
-    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--max-tokens", type=int, default=40)
     parser.add_argument("--quick", action="store_true", help="two prompts, and nothing is written")
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -229,9 +229,12 @@ async def drafter_replica(
     limits: ActorLimits | None = None,
     connect_limits: ConnectLimits | None = None,
     features: FeatureStore | None = None,
+    num_outcomes: int = 0,
 ) -> AsyncIterator[DrafterReplica]:
     """A drafter with any method."""
-    actor = DraftActor(method, draft_limits or DraftLimits(), limits or ActorLimits(), features=features)
+    actor = DraftActor(
+        method, draft_limits or DraftLimits(), limits or ActorLimits(), features=features, num_outcomes=num_outcomes
+    )
     info = ModelInfo("toy", 64, 512, (), "toy-tokenizer", BOOT_ID, methods=method.info.methods)
     service = DrafterService(drafter_door(connect_limits), lambda: Replica(actor, info))
     async with _serve(service, actor, drafter_link) as replica:

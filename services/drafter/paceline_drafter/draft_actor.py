@@ -39,10 +39,12 @@ from paceline.messages import (
 from paceline.pass_size import PassSize
 from paceline.runtime.letters import Letter
 from paceline.runtime.replica_actor import ActorLimits, ReplicaActor
+from paceline.runtime.tallies import CounterTallies
 from paceline.text.validation import validate_sampling
 from paceline.token_log import TokenLog, common_prefix_len
 from paceline_drafter.draft_limits import DraftLimits
 from paceline_drafter.draft_session import DraftSession, DraftStep, RunningDraft
+from paceline_drafter.foresight import Foresight
 from paceline_drafter.proposal import proposal_of
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, DraftStep]):
         limits: bounds of the actor.
         clock: monotonic seconds.
         features: where features of the target are kept, for a method that builds on them; None for any other.
+        num_outcomes: outcomes of a block that a session's next draft is prepared for, while it is judged.
     """
 
     def __init__(
@@ -72,17 +75,24 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, DraftStep]):
         limits: ActorLimits,
         clock: Callable[[], float] = time.monotonic,
         features: FeatureStore | None = None,
+        num_outcomes: int = 0,
     ) -> None:
         super().__init__("draft actor", limits, clock)
         self._method = method
         self._draft_limits = draft_limits
         self._features = features
+        self._foresight = Foresight(method, num_outcomes)
         self._sessions: dict[str, DraftSession] = {}
         self._due: dict[str, RunningDraft] = {}
         registry = self.meter.registry
-        self._num_drafts = Counter("paceline_drafts", "Drafts that were answered.", ["method"], registry=registry)
-        self._num_draft_tokens = Counter(
-            "paceline_draft_tokens", "Tokens that were proposed.", ["method"], registry=registry
+        self._num_drafts = CounterTallies(registry, "paceline_drafts", "Drafts that were answered.", ["method"])
+        self._num_draft_tokens = CounterTallies(
+            registry, "paceline_draft_tokens", "Tokens that were proposed.", ["method"]
+        )
+        self._num_foreseen_tokens = Counter(
+            "paceline_foreseen_draft_tokens",
+            "Tokens of drafts that were there when they were asked for, prepared for that outcome.",
+            registry=registry,
         )
         short_starts = Counter(
             "paceline_feature_short_starts",
@@ -223,7 +233,8 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, DraftStep]):
             features=None if self._features is None else self._features.rows(command.session, command.base_len - 1),
         )
         session.running = RunningDraft(command, job, arrived_s)
-        if depth < 1:
+        self._num_foreseen_tokens.inc(self._foresight.begin(job, command.base_len))
+        if len(job.tokens) >= depth:
             self._answer(session)
         else:
             self._due[command.session] = session.running
@@ -291,7 +302,8 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, DraftStep]):
         running = tuple(self._due.values())
         started_s = self.clock()
         had = sum(len(entry.job.tokens) for entry in running)
-        self._method.advance([entry.job for entry in running])
+        jobs = [entry.job for entry in running]
+        self._method.advance([*jobs, *self._foresight.beside(jobs)])
         num_tokens = sum(len(entry.job.tokens) for entry in running) - had
         return DraftStep(running, num_tokens, started_s, self.clock())
 
@@ -324,6 +336,7 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, DraftStep]):
             stream = self.routes.stream_of(name)
             if stream is not None:
                 stream.send(Failed(name, entry.command.epoch, entry.command.draft_id, error.to_failure()))
+            self._foresight.forget(name)
             self._method.close(name)
             try:
                 self._method.open(name)
@@ -349,6 +362,7 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, DraftStep]):
         self._supersede(self._sessions[session])
         del self._sessions[session]
         self._forget_features(session)
+        self._foresight.forget(session)
         self._method.close(session)
 
     def _forget_features(self, session: str) -> None:

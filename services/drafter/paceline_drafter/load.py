@@ -76,7 +76,8 @@ def load_replica(settings: DrafterSettings) -> Replica[DrafterCommand, DrafterEv
         orphan_ttl_s=settings.orphan_ttl_ms / 1000,
         stall_timeout_s=settings.stall_timeout_s,
     )
-    return Replica(DraftActor(method, draft_limits, limits, features=features), info, facts.vocabulary)
+    actor = DraftActor(method, draft_limits, limits, features=features, num_outcomes=settings.prepared_outcomes)
+    return Replica(actor, info, facts.vocabulary)
 
 
 def feature_store(facts: MethodInfo, settings: DrafterSettings) -> FeatureStore | None:
@@ -109,7 +110,8 @@ def method_settings(settings: DrafterSettings) -> MethodSettings:
         dtype=settings.dtype,
         kv_bytes=settings.kv_cache_bytes,
         num_threads=settings.num_threads,
-        max_sessions=settings.max_sessions,
+        # What is prepared for a session is held like sessions.
+        max_sessions=settings.max_sessions * (1 + settings.prepared_outcomes),
         max_model_len=settings.max_model_len,
         max_batch_tokens=settings.max_batch_tokens,
         draft_sample_method=DraftSampleMethod(settings.draft_sample_method),
@@ -119,6 +121,7 @@ def method_settings(settings: DrafterSettings) -> MethodSettings:
             PassTime(settings.simulated_pass_ms, settings.simulated_token_ms),
             settings.simulated_seed,
             settings.simulated_acceptance,
+            settings.simulated_candidates,
         ),
     )
 

@@ -35,6 +35,8 @@ class DrafterSettings(ModelServiceSettings):
     """With `runner` simulated, time of each token of a pass beyond that, in milliseconds."""
     simulated_acceptance: float = Field(default=0.8, ge=0, le=1)
     """With `runner` simulated, how often a token is the verifier's own, at each position independently."""
+    simulated_candidates: float = Field(default=0.0, ge=0, le=1)
+    """With `runner` simulated, how often a further candidate is the verifier's token where those before it are not."""
     simulated_seed: int = Field(default=0, ge=0)
     """With `runner` simulated, seed of the table of tokens; that of the verifiers too."""
     quantize_bits: Literal["int8", "int4"] = "int8"
@@ -51,6 +53,9 @@ class DrafterSettings(ModelServiceSettings):
     """Most tokens of one pass; longer contexts are fed in steps."""
     max_draft_tokens: int = Field(default=16, ge=1)
     """Most tokens of one proposal."""
+    prepared_outcomes: int = Field(default=0, ge=0, le=64)
+    """After how many likely outcomes of a block draft_model drafts while it is judged, in passes that serve no other
+    session. 8 pays where more tokens hardly lengthen a pass, as on a GPU, and not on a CPU."""
     eagle_topk: int = Field(default=1, ge=1, le=64)
     """Candidates per node of an EAGLE tree, which has up to `max_draft_tokens` nodes; 1 drafts chains."""
     exit_layer: int | None = Field(default=None, ge=1)

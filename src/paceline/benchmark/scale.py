@@ -181,7 +181,7 @@ async def measure_scale(plan: ScalePlan, log_dir: Path, say: Callable[[str], obj
                 for repeat in range(plan.repeats):
                     for way in _turn(plan, sessions, repeat):
                         say(f"{sessions} sessions, {rtt_ms:g} ms away, {way.name}, {repeat + 1} of {plan.repeats}")
-                        found.setdefault(way.name, []).append(await _run(fleet, plan, sessions, rtt_ms, way))
+                        found.setdefault(way.name, []).append(await run_way(fleet, plan, sessions, rtt_ms, way))
                 found_rows += rows(sessions, rtt_ms, plan.ways, found)
     return ScaleResult(plan, PHASES, tuple(found_rows))
 
@@ -201,7 +201,19 @@ def _turn(plan: ScalePlan, sessions: int, repeat: int) -> list[Way]:
     return [*ways[first:], *ways[:first]]
 
 
-async def _run(fleet: ScaleFleet, plan: ScalePlan, sessions: int, rtt_ms: float, way: Way) -> Run:
+async def run_way(fleet: ScaleFleet, plan: ScalePlan, sessions: int, rtt_ms: float, way: Way) -> Run:
+    """Measures one way of one case, once.
+
+    Args:
+        fleet: runs and is so far away.
+        plan: how long.
+        sessions: generations at once.
+        rtt_ms: the distance, for the ideal.
+        way: how they generate.
+
+    Raises:
+        PacelineError: a generation fails.
+    """
     if way.name == "one process":
         from paceline.benchmark.scale_local import one_process
 
@@ -256,6 +268,8 @@ def _ideal(fleet: ScaleFleet, plan: ScalePlan, sessions: int, rtt_ms: float, way
         num_draft_tokens=way.num_speculative_tokens,
         rtt_ms=rtt_ms,
         ahead=way.ahead,
+        outcomes=options.prepared_outcomes,
+        outcome_chances=options.outcome_chances(way.num_speculative_tokens),
         verify_pass=options.verify_pass,
         draft_pass=options.draft_pass,
     )

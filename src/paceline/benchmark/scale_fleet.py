@@ -26,6 +26,7 @@ from paceline.benchmark.simulated_model import write_simulated_model
 from paceline.cli.child import Child, ChildSpec
 from paceline.cli.ports import reachable
 from paceline.cli.serve import ServiceName, service_command
+from paceline.drafting.outcomes import likeliest_outcomes
 from paceline.engine.simulated.pass_time import PassTime
 from paceline.engine.simulated.runner import SimulatedModel
 from paceline.session.embedded import EmbeddedRedis
@@ -45,6 +46,8 @@ class ScaleOptions:
         max_sessions: generations at once.
         num_speculative_tokens: block size.
         acceptance: how often a draft token is the target's own, at each position.
+        candidates: how often a further candidate of the drafter is, where those before it are not.
+        prepared_outcomes: of a block, after which drafters draft while it is judged.
         verify_pass: time of a verifier's pass.
         draft_pass: time of a drafter's pass.
         seed: of the table of tokens.
@@ -56,6 +59,8 @@ class ScaleOptions:
     max_sessions: int = 1
     num_speculative_tokens: int = 4
     acceptance: float = 0.8
+    candidates: float = 0.0
+    prepared_outcomes: int = 0
     verify_pass: PassTime = VERIFY_PASS
     draft_pass: PassTime = DRAFT_PASS
     seed: int = 0
@@ -69,7 +74,21 @@ class ScaleOptions:
     @property
     def drafter(self) -> SimulatedModel:
         """What drafters simulate."""
-        return SimulatedModel(self.draft_pass, self.seed, self.acceptance)
+        return SimulatedModel(self.draft_pass, self.seed, self.acceptance, self.candidates)
+
+    def outcome_chances(self, num_draft_tokens: int) -> tuple[float, ...]:
+        """How often an outcome is prepared, by accepted drafts of a block; after the block, if the guess is wrong."""
+        prepared = likeliest_outcomes(num_draft_tokens, self.prepared_outcomes)
+        return tuple(
+            [
+                sum(
+                    self.candidates * (1 - self.candidates) ** (outcome.rank - 1)
+                    for outcome in prepared
+                    if outcome.position == position
+                )
+                for position in range(num_draft_tokens + 1)
+            ]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +231,8 @@ class ScaleFleet:
             **self._replica(options.draft_pass),
             "method": "draft_model",
             "simulated-acceptance": str(options.acceptance),
+            "simulated-candidates": str(options.candidates),
+            "prepared-outcomes": str(options.prepared_outcomes),
             # Each step feeds a token or two of every session that drafts.
             "max-batch-tokens": str(max(256, 2 * options.max_sessions)),
         }

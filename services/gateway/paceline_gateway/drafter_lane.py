@@ -46,6 +46,7 @@ class DrafterLane:
         self._repairs = 0
         self._refused_blocks = 0
         self._seek_at: float | None = None
+        self._lost_at: float | None = None
         self.attachment = Attachment(Lane.DRAFTER, patience.return_window_s, effects)
         self.book = DraftBook(plan.session, plan.epoch, log, plan.rule)
         self.features = FeatureBook(plan.fetch_features)
@@ -125,8 +126,13 @@ class DrafterLane:
 
     def lost(self, now: float, gone: bool = False) -> None:
         """The link is broken; a replica that is gone is not waited for."""
+        self._missed_since(now)
         self.attachment.lost(now, gone)
         self.book.dropped()
+
+    def _missed_since(self, at: float) -> None:
+        if self._lost_at is None:
+            self._lost_at = at
 
     def back(self, restarted: bool) -> None:
         """The link works again; a restarted drafter knows nothing."""
@@ -150,6 +156,7 @@ class DrafterLane:
 
     def _give_up(self, now: float, silent: bool = False) -> None:
         """Leaves this drafter; one is looked for again after a pause."""
+        self._missed_since(now)
         self.end(silent)
         self._repairs = 0
         self._seek_at = now + self._patience.drafter_pause_s
@@ -205,6 +212,9 @@ class DrafterLane:
         if answer is not None:
             self._repairs = 0
             self._evidence.drafted(event.timing, now - answer.sent_at)
+            if self._lost_at is not None:
+                self._evidence.drafter_back(now - self._lost_at)
+                self._lost_at = None
             if self.needs_features:
                 self.features.drafter_says(event.features_len, answer.base_len)
         return answer

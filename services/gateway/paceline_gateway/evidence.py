@@ -31,6 +31,8 @@ class _OpenRound:
     replicas_s: float = 0.0
     """In replicas, as far as nothing else of the session went on: judging, and drafts that were waited for."""
     newest_draft_s: float = 0.0
+    verifier_gap_s: float | None = None
+    drafter_gap_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -134,6 +136,14 @@ class EvidenceCounters:
             )
         )
 
+    def verifier_back(self, gap_s: float) -> None:
+        """A verifier gives verdicts again, so long after one was lost."""
+        self._round.verifier_gap_s = gap_s
+
+    def drafter_back(self, gap_s: float) -> None:
+        """A drafter drafts again, so long after one was lost."""
+        self._round.drafter_gap_s = gap_s
+
     def waited(self, wait_s: float) -> None:
         """Adds time that the verifier was idle for a draft; for the newest one, if that has come."""
         self._round.replicas_s += min(wait_s, self._round.newest_draft_s)
@@ -162,7 +172,7 @@ class EvidenceCounters:
                 first = FirstRound(prompt_tokens, begun_at - self.started_at, now - self.started_at)
             else:
                 since_last_s = now - self._last_verdict_at
-                if fallback is None:
+                if fallback is None and done.verifier_gap_s is None:
                     overhead_s = max(since_last_s - done.replicas_s, 0.0)
             self._last_verdict_at = now
         return RoundRecord(
@@ -180,6 +190,8 @@ class EvidenceCounters:
             decision=done.decision,
             size_changes=done.size_changes,
             overhead_s=overhead_s,
+            verifier_gap_s=done.verifier_gap_s,
+            drafter_gap_s=done.drafter_gap_s,
         )
 
     def report(self, now: float, verifier: str, drafter: str) -> Evidence:

@@ -26,6 +26,7 @@ from paceline.messages import FinishReason
 from paceline.runtime.tallies import CounterTallies, CounterTally, HistogramTallies, HistogramTally
 from paceline.runtime.telemetry import WithLabels
 from paceline.speculation.governor import Reason
+from paceline_gateway.effects import Lane
 from paceline_gateway.round_record import Fallback, RoundRecord, RoundTimes
 
 PLAIN = "none"
@@ -38,6 +39,7 @@ _REQUEST_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20
 _TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 _ROUND_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _OVERHEAD_BUCKETS_S = (0.0005, 0.001, 0.0015, 0.002, 0.0025, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.5)
+_GAP_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
 _PER_PASS_BUCKETS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 12.0, 17.0)
 _BLOCK_BUCKETS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 12.0, 16.0, 24.0, 32.0, 64.0)
 _PER_SECOND_BUCKETS = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 40.0, 60.0, 80.0, 120.0, 160.0, 240.0, 400.0, 800.0)
@@ -144,6 +146,14 @@ class GatewayMetrics:
         )
         for cause in Fallback:
             self._fallbacks.labels(cause.value)
+        gap_s = self._histograms(
+            "replica_gap_seconds",
+            "From the loss of a session's replica until one works for it.",
+            _GAP_BUCKETS_S,
+            "pool",
+        )
+        self._verifier_gap_s = gap_s.labels(Lane.VERIFIER.value)
+        self._drafter_gap_s = gap_s.labels(Lane.DRAFTER.value)
         self._governed_rounds = self._counters("governor_rounds", "Rounds that the governor decided.", "reason")
         self._block_sizes = self._histogram(
             "governor_block_size_tokens", "Block size that it chose; 0 for none.", _BLOCK_BUCKETS
@@ -164,6 +174,10 @@ class GatewayMetrics:
             phase_s.observe(seconds)
         if record.overhead_s is not None:
             method.overhead_s.observe(record.overhead_s)
+        if record.verifier_gap_s is not None:
+            self._verifier_gap_s.observe(record.verifier_gap_s)
+        if record.drafter_gap_s is not None:
+            self._drafter_gap_s.observe(record.drafter_gap_s)
         if not record.target_passes:
             return
         self._passes.inc(record.target_passes)

@@ -224,6 +224,8 @@ class RoundLoop:
         self._tell_governor(verdict, now)
         self.evidence.judged(block, len(event.accepted_path), count, book.method)
         self.evidence.verified(event.timing, verdict.round_trip_s)
+        if verdict.gap_s is not None:
+            self.evidence.verifier_back(verdict.gap_s)
         book.committed(tokens, block)
         if block.tokens:
             self.drafter.block_judged()

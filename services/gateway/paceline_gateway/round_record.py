@@ -96,7 +96,10 @@ class RoundRecord:
         decision: what the governor had decided; None where it does not choose.
         size_changes: how often it has changed its choice since the round before.
         overhead_s: of `since_last_s`, what went neither into judging nor into drafts that were waited for: wire,
-            gateway and store. None for the first round, and for one that waited in vain.
+            gateway and store. None for the first round, for one that waited in vain, and for one with a gap.
+        verifier_gap_s: how long the session was without its verifier: from the loss until the verdict that this round
+            has brought from another one, or from the same one back again. None if it was not lost.
+        drafter_gap_s: the same of its drafter, until a draft came.
     """
 
     target_passes: int
@@ -113,6 +116,8 @@ class RoundRecord:
     decision: Decision | None = None
     size_changes: int = 0
     overhead_s: float | None = None
+    verifier_gap_s: float | None = None
+    drafter_gap_s: float | None = None
 
     @property
     def empty(self) -> bool:

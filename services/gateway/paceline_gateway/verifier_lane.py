@@ -45,6 +45,7 @@ class Verdict:
         next_block: what the verifier proposes for the next round; empty unless it was asked.
         next_depth: how deep it was asked to; 0 for not at all.
         reading: it had to read all tokens first: those of the prompt, or everything anew.
+        gap_s: how long there was no verifier before it; None if none was lost.
     """
 
     block: DraftTree
@@ -53,6 +54,7 @@ class Verdict:
     next_block: Tail = EMPTY_TAIL
     next_depth: int = 0
     reading: bool = False
+    gap_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class VerifierLane:
         self._reading = True
         self._typical_is_reading = True
         self._silences = 0
+        self._lost_at: float | None = None
         self.attachment = Attachment(Lane.VERIFIER, patience.return_window_s, effects)
         self.outstanding: Verify | None = None
         self.kv_len = 0
@@ -151,8 +154,13 @@ class VerifierLane:
 
     def lost(self, now: float, gone: bool = False) -> None:
         """The link is broken; a replica that is gone is not waited for."""
+        self._missed_since(now)
         self.attachment.lost(now, gone)
         self._retry_at = None
+
+    def _missed_since(self, at: float) -> None:
+        if self._lost_at is None:
+            self._lost_at = at
 
     def back(self, restarted: bool, now: float) -> None:
         """The link works again; a restarted replica knows nothing."""
@@ -176,6 +184,7 @@ class VerifierLane:
             raise Unavailable(f"no verifier of model {self._plan.model!r} for {waited_s:.1f} s; try again later")
         if self._silence_ends is not None and now >= self._silence_ends:
             self._silences += 1
+            self._missed_since(self._sent_at)
             self.attachment.seek(now, avoid=self.attachment.address, silent=True)
         if self._retry_at is not None and now >= self._retry_at and self.attachment.live:
             self._retry_at = None
@@ -259,9 +268,10 @@ class VerifierLane:
         self._move = False
         self.kv_len = event.kv_len
         took, reading = now - self._sent_at, self._reading
+        gap_s, self._lost_at = None if self._lost_at is None else now - self._lost_at, None
         self._learn_typical(took)
         next_block = Tail.drafted(event.next_block, (), self._plan.rule).top(command.next_depth)
-        return Verdict(command.block, event, took, next_block, command.next_depth, reading)
+        return Verdict(command.block, event, took, next_block, command.next_depth, reading, gap_s)
 
     def _learn_typical(self, took: float) -> None:
         """A round that reads all tokens tells little of the next one, and counts only until another kind was seen."""

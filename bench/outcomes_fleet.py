@@ -1,4 +1,4 @@
-"""One session of simulated devices with drafts prepared for likely outcomes, against the same fleet without.
+"""Simulated devices with drafts prepared for likely outcomes, against the same fleet without.
 
 Two fleets of real services, wire and Redis are there at the same time and take turns; the one that waits costs nothing.
 The drafter's candidates agree with the target about as often as measured ones do (`bench/outcomes.py`).
@@ -47,29 +47,31 @@ class Row:
     middle: Run
 
 
-async def measure(outcomes: Sequence[int], sessions: int, plan: ScalePlan) -> list[Row]:
+async def measure(outcomes: Sequence[int], plan: ScalePlan) -> list[Row]:
     """Starts a fleet for each number of outcomes, and lets them take turns.
 
     Args:
         outcomes: numbers of prepared outcomes, 0 first.
-        sessions: generations at once.
-        plan: how long and how often.
+        plan: how many sessions, how long and how often.
     """
     way = Way("ahead", plan.options.num_speculative_tokens, ahead=True)
-    runs: dict[int, list[Run]] = {num: [] for num in outcomes}
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         fleets = {num: ScaleFleet(replace(plan.options, prepared_outcomes=num), Path(folder)) for num in outcomes}
         try:
             for fleet in fleets.values():
                 await fleet.__aenter__()
                 await fleet.delay(plan.rtts_ms[0])
-            for repeat in range(plan.repeats):
-                for num in [*outcomes[repeat % len(outcomes) :], *outcomes[: repeat % len(outcomes)]]:
-                    runs[num].append(await run_way(fleets[num], plan, sessions, plan.rtts_ms[0], way))
+            for sessions in plan.sessions:
+                runs: dict[int, list[Run]] = {num: [] for num in outcomes}
+                for repeat in range(plan.repeats):
+                    for num in [*outcomes[repeat % len(outcomes) :], *outcomes[: repeat % len(outcomes)]]:
+                        runs[num].append(await run_way(fleets[num], plan, sessions, plan.rtts_ms[0], way))
+                rows += [_row(num, sessions, found, runs[outcomes[0]]) for num, found in runs.items()]
         finally:
             for fleet in fleets.values():
                 await fleet.stop()
-    return [_row(num, sessions, found, runs[outcomes[0]]) for num, found in runs.items()]
+    return rows
 
 
 def _row(num: int, sessions: int, found: Sequence[Run], none: Sequence[Run]) -> Row:
@@ -112,14 +114,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--sessions", type=int, default=1)
+    parser.add_argument("--sessions", default="1,8")
     parser.add_argument("--outcomes", default="0,8")
     parser.add_argument("--dry", action="store_true", help="write nothing")
     args = parser.parse_args()
-    options = ScaleOptions(max_sessions=args.sessions, candidates=CANDIDATES)
-    plan = ScalePlan(options, sessions=(args.sessions,), seconds=args.seconds, repeats=args.repeats)
+    sessions = tuple([int(num) for num in args.sessions.split(",")])
+    options = ScaleOptions(max_sessions=max(sessions), candidates=CANDIDATES)
+    plan = ScalePlan(options, sessions=sessions, seconds=args.seconds, repeats=args.repeats)
     outcomes = [int(num) for num in args.outcomes.split(",")]
-    rows = asyncio.run(measure(outcomes, args.sessions, plan))
+    rows = asyncio.run(measure(outcomes, plan))
     show(rows)
     if not args.dry:
         print(write_report("outcomes_fleet", rows))

@@ -233,7 +233,8 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, DraftStep]):
             features=None if self._features is None else self._features.rows(command.session, command.base_len - 1),
         )
         session.running = RunningDraft(command, job, arrived_s)
-        self._num_foreseen_tokens.inc(self._foresight.begin(job, command.base_len))
+        if num_foreseen := self._foresight.begin(job, command.base_len):
+            self._num_foreseen_tokens.inc(num_foreseen)
         if len(job.tokens) >= depth:
             self._answer(session)
         else:

@@ -119,3 +119,10 @@ def test_what_cannot_be_measured_is_refused(fields: dict[str, Any], message: str
 def test_sessions_have_prompts_of_their_own_that_are_the_same_each_time() -> None:
     assert len(set(prompts(100, 50))) == 100
     assert prompts(3, 50) == prompts(100, 50)[:3]
+
+
+def test_the_ideal_knows_how_often_an_outcome_is_prepared() -> None:
+    assert ScaleOptions().outcome_chances(4) == (0.0,) * 5
+    # Of three positions the next best token of each, and the one after that of the first.
+    options = ScaleOptions(candidates=0.6, prepared_outcomes=4)
+    assert options.outcome_chances(2) == pytest.approx((0.6 + 0.4 * 0.6, 0.6, 0.6))

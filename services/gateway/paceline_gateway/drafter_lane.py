@@ -9,6 +9,7 @@ from paceline.errors import CapacityExceeded, Unavailable, from_failure
 from paceline.messages import Drafted, DrafterEvent, Evicted, Failed, NeedTokens
 from paceline.token_log import TokenLog
 from paceline_gateway.attachment import Attachment, AttachmentState
+from paceline_gateway.deadlines import earliest
 from paceline_gateway.drafts import Answer, DraftBook
 from paceline_gateway.effects import Effect, Fetch, Lane, Replica, Send
 from paceline_gateway.evidence import EvidenceCounters
@@ -66,8 +67,7 @@ class DrafterLane:
         """When `tick` has something to do."""
         oldest = self.book.oldest_sent_at
         silence_ends = oldest + self._patience.drafter_silence_s if oldest is not None and self.live else None
-        times = [self.attachment.deadline, self._seek_at, silence_ends]
-        return min((time for time in times if time is not None), default=None)
+        return earliest(self.attachment.deadline, self._seek_at, silence_ends)
 
     @property
     def needs_features(self) -> bool:

@@ -98,7 +98,8 @@ class DraftBook:
     @property
     def oldest_sent_at(self) -> float | None:
         """When the oldest open draft was sent."""
-        return min((draft.sent_at for draft in self._open.values()), default=None)
+        oldest = next(iter(self._open.values()), None)  # they stand in the order in which they were sent
+        return None if oldest is None else oldest.sent_at
 
     @property
     def promising(self) -> bool:

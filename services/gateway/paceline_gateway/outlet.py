@@ -13,6 +13,7 @@ from paceline.generation import Evidence, Finished, Started
 from paceline.session.store import AppendOutcome, Positions, SessionRecord, SessionState
 from paceline.token_log import TokenLog
 from paceline_gateway.commands import ClientRead, SessionPort
+from paceline_gateway.deadlines import earliest
 from paceline_gateway.effects import Commit, Finish
 from paceline_gateway.emission import ClientStream, chunk_of
 from paceline_gateway.generation_log import GenerationLog
@@ -93,7 +94,7 @@ class Outlet:
     def deadline(self) -> float | None:
         """When `settle` has something to do although nothing happened."""
         gives_up = None if self._terminal_at is None else self._terminal_at + self._repair_s
-        return min((time for time in (self._journal.deadline, gives_up) if time is not None), default=None)
+        return earliest(self._journal.deadline, gives_up)
 
     def over(self, now: float) -> bool:
         """The client has its terminal message and the record is complete, or given up."""

@@ -25,6 +25,7 @@ from paceline.speculation.governor import Room
 from paceline.speculation.tree import DraftTree
 from paceline.text.commit import Committer
 from paceline.token_log import TokenLog
+from paceline_gateway.deadlines import earliest
 from paceline_gateway.drafter_lane import DrafterLane
 from paceline_gateway.effects import Commit, Effect, Fail, Finish, Lane, Measured, Replica
 from paceline_gateway.evidence import EvidenceCounters
@@ -85,8 +86,7 @@ class RoundLoop:
         if self.over:
             return None
         wait_ends = self._wait_until if self._wait_started is not None else None
-        times = [self.verifier.deadline, self.drafter.deadline, wait_ends]
-        return min((time for time in times if time is not None), default=None)
+        return earliest(self.verifier.deadline, self.drafter.deadline, wait_ends)
 
     def report(self, now: float) -> Evidence:
         """The evidence so far."""

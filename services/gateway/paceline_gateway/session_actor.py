@@ -42,6 +42,7 @@ from paceline_gateway.commands import (
     Tick,
     WithdrawFind,
 )
+from paceline_gateway.deadlines import SessionTimer, earliest
 from paceline_gateway.effects import Commit, Effect, Fail, Fetch, Find, Finish, Lane, Leave, Measured, Send
 from paceline_gateway.emission import ClientStream
 from paceline_gateway.feature_relay import FeatureRelay
@@ -78,7 +79,8 @@ class SessionActor:
     ) -> None:
         self._plan = plan
         self._services = services
-        self._clock = asyncio.get_running_loop().time
+        loop = asyncio.get_running_loop()
+        self._clock = loop.time
         self._mailbox: Mailbox[SessionCommand] = Mailbox(
             f"the mailbox of session {plan.session}", max_items=0, max_bytes=0, reserved_items=_MAILBOX_SLOTS
         )
@@ -93,7 +95,7 @@ class SessionActor:
         self._relay = FeatureRelay(plan.session, plan.epoch, self)
         self._rounds_begun = False
         self._full_since: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = SessionTimer(loop, lambda: self.tell(Tick()))
 
     @property
     def session(self) -> str:
@@ -190,7 +192,7 @@ class SessionActor:
             self._cut_off(PacelineError("internal error; the gateway's log has the details"))
         finally:
             self._end_mailbox()
-            self._set_timer(None)
+            self._timer.stop()
             for lane in Lane:
                 self._leave(lane)
             self._outlet.lines.close()
@@ -245,7 +247,8 @@ class SessionActor:
             case Cancel(error):
                 self._loop.fail(error, now)
             case Tick():
-                pass  # `_settle` looks at the clock
+                self._check_limits(now)
+                self._loop.tick(now)
 
     def _said(self, lane: Lane, event: ReplicaEvent, now: float) -> None:
         if lane is Lane.VERIFIER:
@@ -257,13 +260,8 @@ class SessionActor:
     # --- after each batch of commands ---------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Does what is due, moves tokens on, and sets the timer anew."""
+        """Moves tokens on, and sets the timer anew."""
         now = self._clock()
-        self._check_limits(now)
-        deadline = self._loop.deadline
-        if deadline is not None and now >= deadline:
-            self._loop.tick(now)
-        self._carry_out_all()
         self._outlet.settle(now, lambda: self._loop.report(now))
         if self._outlet.started and not self._rounds_begun:
             self._rounds_begun = True
@@ -272,7 +270,7 @@ class SessionActor:
             self._full_since = now
             self._loop.hold(True, now)
         self._carry_out_all()
-        self._set_timer(self._next_deadline())
+        self._timer.set(self._next_deadline())
 
     def _check_limits(self, now: float) -> None:
         limits = self._services.limits
@@ -287,26 +285,11 @@ class SessionActor:
             )
 
     def _next_deadline(self) -> float | None:
-        times = [self._outlet.deadline]
-        if not self._loop.over:
-            times += [self._loop.deadline, self._ends_at]
-            if self._full_since is not None:
-                times.append(self._full_since + self._services.limits.client_stall_s)
-        return min((time for time in times if time is not None), default=None)
-
-    def _set_timer(self, at: float | None) -> None:
-        if self._timer is not None:
-            # A timer that comes too early does no harm: `_settle` sets it anew.
-            if at is not None and self._timer.when() <= at:
-                return
-            self._timer.cancel()
-            self._timer = None
-        if at is not None:
-            self._timer = asyncio.get_running_loop().call_at(at, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self.tell(Tick())
+        if self._loop.over:
+            return self._outlet.deadline
+        stall_s = self._services.limits.client_stall_s
+        stalls_at = None if self._full_since is None else self._full_since + stall_s
+        return earliest(self._outlet.deadline, self._loop.deadline, self._ends_at, stalls_at)
 
     # --- carrying out -------------------------------------------------------------------------------------------------
 
@@ -321,14 +304,14 @@ class SessionActor:
                 self._send(lane, command)
             case Commit():
                 self._outlet.commit(effect)
+            case Measured(record):
+                self._services.metrics.round_ended(record)
             case Find(lane, avoid):
                 self._find(lane, avoid)
             case Leave(lane, silent):
                 self._leave(lane, silent)
             case Fetch(rows):
                 self._fetch(rows)
-            case Measured(record):
-                self._services.metrics.round_ended(record)
             case Finish():
                 self._outlet.finish(effect)
             case Fail(error):

@@ -24,6 +24,7 @@ from paceline.messages import Evicted, Failed, FeatureFormat, NeedTokens, Opened
 from paceline.speculation.tree import DraftTree
 from paceline.token_log import TokenLog
 from paceline_gateway.attachment import Attachment
+from paceline_gateway.deadlines import earliest
 from paceline_gateway.effects import Effect, Lane, Replica, Send
 from paceline_gateway.plan import GenerationPlan, Patience
 from paceline_gateway.tail import EMPTY_TAIL, Tail
@@ -125,8 +126,7 @@ class VerifierLane:
         """When `tick` has something to do."""
         since = self.attachment.without_since
         no_verifier_ends = None if since is None else since + self._patience_s()
-        times = [self.attachment.deadline, self._retry_at, no_verifier_ends, self._silence_ends]
-        return min((time for time in times if time is not None), default=None)
+        return earliest(self.attachment.deadline, self._retry_at, no_verifier_ends, self._silence_ends)
 
     def _patience_s(self) -> float:
         return self._patience.verifier_s if self._round else self._patience.first_verifier_s

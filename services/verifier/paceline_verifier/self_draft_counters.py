@@ -31,6 +31,8 @@ class SelfDraftCounters:
 
     def count(self, stats: SelfDraftStats) -> None:
         """Adds what has happened since the last call."""
+        if stats == self._seen:
+            return
         self._drafts.inc(stats.num_drafts - self._seen.num_drafts)
         self._tokens.inc(stats.num_tokens - self._seen.num_tokens)
         self._seconds.inc(stats.seconds - self._seen.seconds)

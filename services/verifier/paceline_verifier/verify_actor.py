@@ -19,8 +19,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from prometheus_client import Counter
-
 from paceline.engine.gather import GatherWindow
 from paceline.engine.target import TargetEngine
 from paceline.errors import Fenced, InvalidArgument, PacelineError
@@ -31,6 +29,7 @@ from paceline.messages import (
     Features,
     Open,
     Opened,
+    Timing,
     Verified,
     VerifierCommand,
     VerifierEvent,
@@ -39,6 +38,7 @@ from paceline.messages import (
 from paceline.pass_size import PassSize
 from paceline.runtime.letters import Letter
 from paceline.runtime.replica_actor import ActorLimits, ReplicaActor
+from paceline.runtime.tallies import CounterTallies
 from paceline.text.validation import validate_sampling
 from paceline_verifier.scheduling_counters import SchedulingCounters
 from paceline_verifier.self_draft_counters import SelfDraftCounters
@@ -99,11 +99,11 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
         self._gather = GatherWindow(gather_window_s, clock)
         self._scheduling = SchedulingCounters(self.meter.registry)
         self._self_drafting = SelfDraftCounters(self.meter.registry)
-        self._num_tokens = Counter(
+        self._num_tokens = CounterTallies(
+            self.meter.registry,
             "paceline_verified_tokens",
             "Tokens that verdicts gave: the accepted drafts and one more each.",
-            registry=self.meter.registry,
-        )
+        ).labels()
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
@@ -309,10 +309,13 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
 
 def _with_arrival(verdict: Verified, running: _Running, now_s: float) -> Verified:
     """The verdict with times that count from the command's arrival."""
-    waited_us = int((running.submitted_s - running.arrived_s) * _US_PER_S)
-    timing = dataclasses.replace(
-        verdict.timing,
-        queue_us=verdict.timing.queue_us + waited_us,
+    engine = verdict.timing
+    timing = Timing(
+        queue_us=engine.queue_us + int((running.submitted_s - running.arrived_s) * _US_PER_S),
+        forward_us=engine.forward_us,
         total_us=int((now_s - running.arrived_s) * _US_PER_S),
+        batch_sessions=engine.batch_sessions,
+        batch_tokens=engine.batch_tokens,
+        draft_us=engine.draft_us,
     )
     return dataclasses.replace(verdict, timing=timing)

@@ -204,7 +204,7 @@ class _Planning:
             (ready if want.num_chain <= _READY_TOKENS else behind).append(index)
         blocked = [index for index, want in enumerate(self._wants) if want.holder.blocked]
         blocked.sort(key=lambda index: self._wants[index].holder.arrival)
-        chunk_left = self._chunk_tokens(ready, behind)
+        chunk_left = self._chunk_tokens(ready, behind) if behind else 0
         self._ready_tokens = ready_left = self._scheduler.options.max_batch_tokens - chunk_left
         for index in blocked:
             if self._wants[index].num_chain <= _READY_TOKENS:
@@ -256,12 +256,14 @@ class _Planning:
         """Puts the next tokens of a want into the pass, if there are pages; the tokens that it takes."""
         want = self._wants[index]
         holder, kv = want.holder, want.holder.kv
-        if not self._find_room(want, num_chain):
-            holder.blocked = True
-            self._blocked.add(holder)
-            return 0
-        if self._lacks(holder, num_chain + tree.num_draft_tokens) > 0:
-            tree = EMPTY_BLOCK  # nobody loses rows for a draft
+        num_rows = num_chain + tree.num_draft_tokens
+        if self._lacks(holder, num_rows if holder.started else max(num_rows, want.num_chain)) > 0:
+            if not self._find_room(want, num_chain):
+                holder.blocked = True
+                self._blocked.add(holder)
+                return 0
+            if self._lacks(holder, num_rows) > 0:
+                tree = EMPTY_BLOCK  # nobody loses rows for a draft
         kv.reserve(num_chain + tree.num_draft_tokens)
         complete = num_chain == want.num_chain
         tokens = tuple(want.tokens[kv.num_rows : kv.num_rows + num_chain])

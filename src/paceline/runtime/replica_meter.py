@@ -10,12 +10,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 
 from paceline.errors import CapacityExceeded, Unavailable
 from paceline.pass_size import PassSize
 from paceline.runtime.passes import Pass
 from paceline.runtime.recent_load import RecentLoad
+from paceline.runtime.tallies import CounterTallies, HistogramTallies, HistogramTally
 
 TIME_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Bounds of histograms of times within a round, in seconds."""
@@ -39,7 +40,7 @@ class ReplicaMeter:
         self._recent = RecentLoad()
         self._last_pass_ended_s: float | None = None
         self.registry = CollectorRegistry()
-        passes = Counter("paceline_passes", "Passes of the model.", ["outcome"], registry=self.registry)
+        passes = CounterTallies(self.registry, "paceline_passes", "Passes of the model.", ["outcome"])
         self._ok, self._failed = passes.labels("ok"), passes.labels("failed")
         self._duration_s = self._histogram("paceline_pass_duration_seconds", "Time of one pass.", TIME_BUCKETS_S)
         self._idle_s = self._histogram(
@@ -54,14 +55,14 @@ class ReplicaMeter:
         self._queue_s = self._histogram(
             "paceline_queue_time_seconds", "Time from a command's arrival to its first pass.", TIME_BUCKETS_S
         )
-        self._failures = Counter(
-            "paceline_failed_commands", "Commands that were answered with an error.", ["code"], registry=self.registry
+        self._failures = CounterTallies(
+            self.registry, "paceline_failed_commands", "Commands that were answered with an error.", ["code"]
         )
         for error in (CapacityExceeded, Unavailable):
             self._failures.labels(error.code)
 
-    def _histogram(self, name: str, meaning: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, meaning, buckets=buckets, registry=self.registry)
+    def _histogram(self, name: str, meaning: str, bounds: tuple[float, ...]) -> HistogramTally:
+        return HistogramTallies(self.registry, name, meaning, bounds).labels()
 
     # --- what the actor says ------------------------------------------------------------------------------------------
 

@@ -69,7 +69,7 @@ class SequenceKV:
             return
         num_full, partial_rows = divmod(self.num_rows, self._pool.page_tokens)
         kept = self._num_kept()
-        missing = self.pages_to_reserve(num_rows)
+        missing = max(self._num_pages(self.num_rows + num_rows) - kept, 0)
         taken = self._pool.take_pages(missing, self.pages[kept - 1] if kept else None) if missing else []
         if kept < len(self.pages):
             self._pool.copy_rows(self.pages[kept], taken[0], partial_rows)

@@ -162,7 +162,8 @@ class SimulatedRunner:
         for token, parent in zip(part.tree.tokens, part.tree.parents, strict=True):
             nodes += self._text.after(nodes[parent], (token,))
         states += nodes[1:]
-        self._states[slots[start - first :]] = states
+        for slot, seen in zip(slots[start - first :], states, strict=True):
+            self._states[slot] = seen
         logits = np.zeros((part.num_logits, self._vocab_size), dtype=np.float32)
         for row, seen in enumerate(states[len(states) - part.num_logits :]):
             for rank, token in enumerate(self._text.best_tokens(seen, self._num_candidates)):

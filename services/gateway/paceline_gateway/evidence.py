@@ -25,7 +25,13 @@ class _OpenRound:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     method: str = ""
-    times: RoundTimes = NO_TIMES
+    draft_s: float = 0.0
+    draft_queue_s: float = 0.0
+    draft_wire_s: float = 0.0
+    draft_wait_s: float = 0.0
+    verify_s: float = 0.0
+    verify_queue_s: float = 0.0
+    verify_wire_s: float = 0.0
     decision: Decision | None = None
     size_changes: int = 0
     replicas_s: float = 0.0
@@ -33,6 +39,19 @@ class _OpenRound:
     newest_draft_s: float = 0.0
     verifier_gap_s: float | None = None
     drafter_gap_s: float | None = None
+
+    @property
+    def times(self) -> RoundTimes:
+        """Where the time went so far."""
+        return RoundTimes(
+            self.draft_s,
+            self.draft_queue_s,
+            self.draft_wire_s,
+            self.draft_wait_s,
+            self.verify_s,
+            self.verify_queue_s,
+            self.verify_wire_s,
+        )
 
 
 @dataclass(slots=True)
@@ -113,28 +132,22 @@ class EvidenceCounters:
 
     def verified(self, timing: Timing, round_trip_s: float) -> None:
         """Adds the time of one verdict, of which a verifier that drafts by itself has spent a part on drafting."""
-        self._round.replicas_s += timing.total_us / 1e6
+        this = self._round
         engine_s = _engine_s(timing)
         draft_s = min(max(timing.draft_us, 0) / 1e6, engine_s)
-        self._spent(
-            RoundTimes(
-                draft_s=draft_s,
-                verify_s=engine_s - draft_s,
-                verify_queue_s=timing.queue_us / 1e6,
-                verify_wire_s=_wire_s(timing, round_trip_s),
-            )
-        )
+        this.replicas_s += timing.total_us / 1e6
+        this.draft_s += draft_s
+        this.verify_s += engine_s - draft_s
+        this.verify_queue_s += timing.queue_us / 1e6
+        this.verify_wire_s += _wire_s(timing, round_trip_s)
 
     def drafted(self, timing: Timing, round_trip_s: float) -> None:
         """Adds the time of one draft."""
-        self._round.newest_draft_s = timing.total_us / 1e6
-        self._spent(
-            RoundTimes(
-                draft_s=_engine_s(timing),
-                draft_queue_s=timing.queue_us / 1e6,
-                draft_wire_s=_wire_s(timing, round_trip_s),
-            )
-        )
+        this = self._round
+        this.newest_draft_s = timing.total_us / 1e6
+        this.draft_s += _engine_s(timing)
+        this.draft_queue_s += timing.queue_us / 1e6
+        this.draft_wire_s += _wire_s(timing, round_trip_s)
 
     def verifier_back(self, gap_s: float) -> None:
         """A verifier gives verdicts again, so long after one was lost."""
@@ -147,11 +160,7 @@ class EvidenceCounters:
     def waited(self, wait_s: float) -> None:
         """Adds time that the verifier was idle for a draft; for the newest one, if that has come."""
         self._round.replicas_s += min(wait_s, self._round.newest_draft_s)
-        self._spent(RoundTimes(draft_wait_s=wait_s))
-
-    def _spent(self, times: RoundTimes) -> None:
-        self._times = self._times.plus(times)
-        self._round.times = self._round.times.plus(times)
+        self._round.draft_wait_s += wait_s
 
     def end_round(self, now: float, fallback: Fallback | None, prompt_tokens: int) -> RoundRecord:
         """What has been counted since the last call.
@@ -162,6 +171,8 @@ class EvidenceCounters:
             prompt_tokens: of the generation; for its first round.
         """
         done, self._round = self._round, _OpenRound(wasted_before=self.wasted_draft_tokens, hits_before=self.ahead_hits)
+        times = done.times
+        self._times = self._times.plus(times)
         first = None
         since_last_s = 0.0
         overhead_s = None
@@ -184,7 +195,7 @@ class EvidenceCounters:
             ahead_hit=self.ahead_hits > done.hits_before,
             method=done.method,
             fallback=fallback if done.target_passes else None,
-            times=done.times,
+            times=times,
             since_last_s=since_last_s,
             first=first,
             decision=done.decision,
@@ -196,7 +207,7 @@ class EvidenceCounters:
 
     def report(self, now: float, verifier: str, drafter: str) -> Evidence:
         """The evidence so far, with the replicas in use."""
-        passes, times = self.target_passes, self._times
+        passes, times = self.target_passes, self._times.plus(self._round.times)
         first = now if self.first_token_at is None else self.first_token_at
         return Evidence(
             target_passes=passes,

@@ -12,8 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from paceline.errors import InvalidArgument
+
+
+@lru_cache(maxsize=256)
+def _first_numbers(count: int) -> tuple[int, ...]:
+    """0, 1, 2, ...: the parents of a chain of so many drafts, and the depths of its nodes."""
+    return tuple(range(count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,9 @@ class DraftTree:
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents):
             raise InvalidArgument(f"block has {len(self.tokens)} tokens but {len(self.parents)} parents", field="block")
+        if self.is_chain:
+            object.__setattr__(self, "depths", _first_numbers(len(self.parents) + 1))
+            return
         depths = [0]
         seen: set[tuple[int, int]] = set()
         for index, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
@@ -51,7 +61,7 @@ class DraftTree:
     @classmethod
     def chain(cls, tokens: Sequence[int]) -> DraftTree:
         """The tree in which each token follows the one before it."""
-        return cls(tuple(tokens), tuple(range(len(tokens))))
+        return cls(tuple(tokens), _first_numbers(len(tokens)))
 
     @classmethod
     def from_paths(cls, paths: Sequence[Sequence[int]]) -> DraftTree:
@@ -83,7 +93,7 @@ class DraftTree:
     @property
     def is_chain(self) -> bool:
         """Whether each node hangs under the one before it."""
-        return all(parent == index for index, parent in enumerate(self.parents))
+        return self.parents == _first_numbers(len(self.parents))
 
     def token_of(self, node: int) -> int:
         """Draft token of a node other than the root."""

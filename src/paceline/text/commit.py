@@ -118,7 +118,7 @@ class Committer:
     def __init__(self, tokenizer: Tokenizer, settings: EndSettings, prompt_ids: Sequence[int] = ()) -> None:
         self._settings = settings
         self._detokenizer = Detokenizer(tokenizer, prompt_ids)
-        self._matcher = StopMatcher(settings.stop)
+        self._matcher = StopMatcher(settings.stop) if settings.stop else None
         self._hidden = ""
         self.num_tokens = 0
         self.finish: FinishReason | None = None
@@ -165,6 +165,8 @@ class Committer:
     def _push_text(self, token_id: int, *, armed: bool) -> str:
         """Text that becomes visible with a token; sets `finish` if it completes a stop string."""
         new = self._detokenizer.push(token_id)
+        if self._matcher is None:
+            return new
         match = self._matcher.push(new, armed=armed)
         text = self._hidden + new
         if match is None:

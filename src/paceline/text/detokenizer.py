@@ -24,7 +24,7 @@ _LONGEST_CHARACTER_BYTES = 4
 class Detokenizer:
     """The text of one generation. Special tokens and ids without a token add nothing."""
 
-    __slots__ = ("_decoder", "_started", "_strip_left", "_tokenizer")
+    __slots__ = ("_decoder", "_separator", "_started", "_strip_left", "_tokenizer")
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = ()) -> None:
         """Starts after a prompt.
@@ -36,6 +36,7 @@ class Detokenizer:
         """
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._separator = tokenizer.decoder.separator.encode()
         self._started = False
         self._strip_left = tokenizer.decoder.strip_count
         self._follow(prompt_ids)
@@ -46,7 +47,7 @@ class Detokenizer:
         if piece is None:
             return ""
         if self._started:
-            piece = self._tokenizer.decoder.separator.encode() + piece
+            piece = self._separator + piece
         self._started = True
         text = self._decoder.decode(piece)
         return self._strip_start(text) if self._strip_left and text else text

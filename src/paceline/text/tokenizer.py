@@ -133,10 +133,12 @@ class Tokenizer:
         """
         if first and self.decoder.bare_first:
             return None if self._hidden(token_id) else self.decoder.piece(self._vocab[token_id], first=True)
-        if token_id not in self._pieces:
+        try:
+            return self._pieces[token_id]
+        except KeyError:
             hidden = self._hidden(token_id)
-            self._pieces[token_id] = None if hidden else self.decoder.piece(self._vocab[token_id])
-        return self._pieces[token_id]
+            piece = self._pieces[token_id] = None if hidden else self.decoder.piece(self._vocab[token_id])
+            return piece
 
     def _hidden(self, token_id: int) -> bool:
         return token_id in self._special_ids or token_id not in self._vocab

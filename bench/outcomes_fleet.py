@@ -66,7 +66,8 @@ async def measure(outcomes: Sequence[int], plan: ScalePlan) -> list[Row]:
                 runs: dict[int, list[Run]] = {num: [] for num in outcomes}
                 for repeat in range(plan.repeats):
                     for num in [*outcomes[repeat % len(outcomes) :], *outcomes[: repeat % len(outcomes)]]:
-                        runs[num].append(await run_way(fleets[num], plan, sessions, plan.rtts_ms[0], way))
+                        own = replace(plan, options=fleets[num].options)
+                        runs[num].append(await run_way(fleets[num], own, sessions, plan.rtts_ms[0], way))
                 rows += [_row(num, sessions, found, runs[outcomes[0]]) for num, found in runs.items()]
         finally:
             for fleet in fleets.values():

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from paceline.errors import PacelineError
 from paceline.generation import Evidence, token_origins
 from paceline.messages import DrafterEvent, FeatureFormat, VerifierEvent
-from paceline.speculation.governor import Room
+from paceline.speculation.room import Room
 from paceline.speculation.tree import DraftTree
 from paceline.text.commit import Committer
 from paceline.token_log import TokenLog

@@ -11,16 +11,19 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TypeVar
 
-from paceline.speculation.governor import Decision, Governor, Reason, Room, RoundOutcome
+from paceline.speculation.governor import Decision, Governor, Reason, RoundOutcome
+from paceline.speculation.pair import Pair
+from paceline.speculation.room import Room
 from paceline.speculation.round_model import DrafterTimes, PassTimes, VerifierTimes
 from paceline_gateway.drafts import Answer
 from paceline_gateway.plan import GenerationPlan
 from paceline_gateway.verifier_lane import Verdict
 
-_MAX_REPLICAS = 256
-"""Of each kind whose times are kept; the one that was not asked for longest goes first."""
+_MAX_KEPT = 256
+"""Replicas of each kind, and pairs of them; what was not asked for longest goes first."""
 _US_PER_S = 1e6
-_Times = TypeVar("_Times")
+_Key = TypeVar("_Key")
+_Shared = TypeVar("_Shared")
 _UNDECIDED = Decision(0, 0, 0, Reason.NO_ROOM)
 
 
@@ -30,23 +33,31 @@ class FleetTimes:
     def __init__(self) -> None:
         self._verifiers: OrderedDict[str, VerifierTimes] = OrderedDict()
         self._drafters: OrderedDict[str, DrafterTimes] = OrderedDict()
+        self._pairs: OrderedDict[tuple[str, str, str], Pair] = OrderedDict()
 
-    def verifier(self, address: str) -> VerifierTimes:
-        """Those of a verifier."""
-        return _kept(self._verifiers, address, VerifierTimes)
+    def pair(self, verifier: str, drafter: str, method: str) -> Pair:
+        """That of sessions that use both, and no other method than that one if one is named.
 
-    def drafter(self, address: str) -> DrafterTimes:
-        """Those of a drafter."""
-        return _kept(self._drafters, address, DrafterTimes)
+        Args:
+            verifier: address.
+            drafter: address; empty where the verifier drafts by itself, or nobody does.
+            method: as the request fixes it, or empty.
+        """
+
+        def make() -> Pair:
+            drafter_times = _kept(self._drafters, drafter, DrafterTimes) if drafter else None
+            return Pair(_kept(self._verifiers, verifier, VerifierTimes), drafter_times)
+
+        return _kept(self._pairs, (verifier, drafter, method), make)
 
 
-def _kept(times: OrderedDict[str, _Times], address: str, make: Callable[[], _Times]) -> _Times:
-    if address not in times:
-        times[address] = make()
-    times.move_to_end(address)
-    if len(times) > _MAX_REPLICAS:
-        times.popitem(last=False)
-    return times[address]
+def _kept(shared: OrderedDict[_Key, _Shared], key: _Key, make: Callable[[], _Shared]) -> _Shared:
+    if key not in shared:
+        shared[key] = make()
+    shared.move_to_end(key)
+    if len(shared) > _MAX_KEPT:
+        shared.popitem(last=False)
+    return shared[key]
 
 
 class SessionGovernor:
@@ -60,8 +71,8 @@ class SessionGovernor:
     def __init__(self, plan: GenerationPlan, times: FleetTimes) -> None:
         self._pinned = None if plan.governed else plan.num_draft_tokens
         self._times = times
-        self._verifier = VerifierTimes()
-        self._drafter: DrafterTimes | None = None
+        self._method = plan.method
+        self._pair = Pair()
         self._governor: Governor | None = None
         self._decision: Decision | None = None
         self._next: Decision | None = None
@@ -72,12 +83,11 @@ class SessionGovernor:
 
     def served_by(self, verifier: str, drafter: str) -> None:
         """The session has these replicas from now on; no drafter where the verifier drafts by itself, or none is."""
-        self._verifier = self._times.verifier(verifier)
-        self._drafter = self._times.drafter(drafter) if drafter else None
+        self._pair = self._times.pair(verifier, drafter, self._method)
         self._next = None
         self._verdict_at = None
         if self._governor is not None:
-            self._governor.served_by(self._verifier, self._drafter)
+            self._governor.served_by(self._pair)
 
     def decide(self, room: Room) -> Decision:
         """What to do in this round."""
@@ -96,7 +106,7 @@ class SessionGovernor:
 
     def _ask(self, room: Room) -> Decision:
         if self._governor is None:
-            self._governor = Governor(self._verifier, self._drafter, self._pinned)
+            self._governor = Governor(self._pair, self._pinned)
         return self._governor.decide(room)
 
     # --- what happens -------------------------------------------------------------------------------------------------
@@ -115,8 +125,9 @@ class SessionGovernor:
 
     def drafted(self, answer: Answer) -> None:
         """The drafter has answered."""
-        if self._drafter is not None and answer.took_s is not None and (answer.depth or answer.found_nothing):
-            self._drafter.observe(answer.depth, answer.took_s)
+        drafter = self._pair.drafter
+        if drafter is not None and answer.took_s is not None and (answer.depth or answer.found_nothing):
+            drafter.observe(answer.depth, answer.took_s)
 
     def judged(self, verdict: Verdict, asked: bool, now: float) -> Decision:
         """The round has ended.
@@ -137,7 +148,7 @@ class SessionGovernor:
         block = verdict.block
         times = _pass_times(verdict, wait_s, None if begun_at is None else now - begun_at)
         if self._governor is None:
-            self._verifier.observe(times, block.num_draft_tokens)
+            self._pair.verifier.observe(times, block.num_draft_tokens)
             return decision
         self._governor.observe(
             RoundOutcome(
@@ -148,6 +159,7 @@ class SessionGovernor:
                 depth=block.max_depth,
                 accepted_path=verdict.event.accepted_path,
                 branched=self._branched,
+                at=now,
             )
         )
         return decision

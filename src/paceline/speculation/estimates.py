@@ -16,6 +16,10 @@ from collections.abc import Sequence
 
 _CLIP = 3.0
 """A sample further than this factor from what was expected counts as if it were no further: a pause is not a trend."""
+NEWEST_SHARE = 1.0 / 32.0
+"""Of what a session knows of its acceptance, what its newest verdict replaces."""
+_OTHERS_WEIGHT = 32.0
+"""What others have seen counts for so many judgements."""
 
 
 class Level:
@@ -128,97 +132,118 @@ class LinearTime:
         return clipped
 
 
-class ChainAcceptance:
+class _Judgements:
+    """How often each place of a block was on the accepted path, of the times that it was judged."""
+
+    __slots__ = ("_hits", "_weights")
+
+    def __init__(self) -> None:
+        self._weights: list[float] = []
+        self._hits: list[float] = []
+
+    def wear(self, kept: float) -> None:
+        """Lets what is known count for a share of what it did."""
+        self._weights = [kept * weight for weight in self._weights]
+        self._hits = [kept * hits for hits in self._hits]
+
+    def _grow(self, num_places: int) -> None:
+        grow = num_places - len(self._weights)
+        self._weights.extend([0.0] * grow)
+        self._hits.extend([0.0] * grow)
+
+    def unlike(self, others: Sequence[float]) -> float:
+        """How far what was seen is from what others have, squared, in standard deviations of chance."""
+        off, variance = 0.0, 0.0
+        for hits, weight, probability in zip(self._hits, self._weights, others, strict=False):
+            off += hits - weight * probability
+            variance += weight * probability * (1.0 - probability)
+        return off * off / variance if variance > 0.0 else 0.0
+
+    def _others_weight(self, others: Sequence[float]) -> float:
+        """Judgements for which those of others count: less the more unlike they are."""
+        return _OTHERS_WEIGHT / (1.0 + self.unlike(others))
+
+
+class ChainAcceptance(_Judgements):
     """How likely each draft of a chain is accepted, given that those before it are.
 
     Only places that were judged count: of a chain of `depth` with `accepted` drafts the first `accepted`, and the one
     after them if the chain is that long. A short chain that was accepted as a whole says nothing of later places. They
     are thought to be like the place before them, the more so the longer ago they were judged last.
-
-    Args:
-        prior: probabilities to begin with, one per place, as `conditional` gives them.
-        window: judgements of one place that its estimate looks back on.
     """
 
-    __slots__ = ("_hits", "_weights", "_window")
+    __slots__ = ()
 
     _PRIOR = 0.7
     _PRIOR_WEIGHT = 1.0
-    _START_WEIGHT = 4.0
 
-    def __init__(self, prior: Sequence[float] = (), window: float = 32.0) -> None:
-        self._window = window
-        self._weights = [self._START_WEIGHT] * len(prior)
-        self._hits = [self._START_WEIGHT * probability for probability in prior]
+    def observe(self, depth: int, accepted: int, share: float = NEWEST_SHARE) -> None:
+        """Adds a verdict on a chain of `depth` drafts, the first `accepted` of which were right.
 
-    def observe(self, depth: int, accepted: int) -> None:
-        """Adds a verdict on a chain of `depth` drafts, the first `accepted` of which were right."""
+        Args:
+            depth: drafts of the chain.
+            accepted: how many were right.
+            share: of what was known, that it replaces.
+        """
         judged = min(accepted + 1, depth)
-        grow = judged - len(self._weights)
-        self._weights.extend([0.0] * grow)
-        self._hits.extend([0.0] * grow)
-        self.wear(1.0 - 1.0 / self._window)
+        self._grow(judged)
+        self.wear(1.0 - share)
         for place in range(judged):
             self._weights[place] += 1.0
             self._hits[place] += 1.0 if place < accepted else 0.0
 
-    def wear(self, kept: float) -> None:
-        """Lets what is known count for a share of what it did."""
-        for place in range(len(self._weights)):
-            self._weights[place] *= kept
-            self._hits[place] *= kept
+    def conditional(self, num_places: int, others: Sequence[float] = ()) -> tuple[float, ...]:
+        """For each place, from the first: the probability that its draft is accepted if those before it are.
 
-    @property
-    def known_places(self) -> int:
-        """Places of which more is known than is thought without knowing anything."""
-        return sum(weight > self._PRIOR_WEIGHT for weight in self._weights)
-
-    def conditional(self, num_places: int) -> tuple[float, ...]:
-        """For each place, from the first: the probability that its draft is accepted if those before it are."""
+        Args:
+            num_places: how many.
+            others: the same of others: it counts for much as long as what was seen here may be the same with luck. Who
+                does worse than others at one place is thought to do so at the next.
+        """
         probabilities: list[float] = []
-        probability = self._PRIOR
+        probability, worse = self._PRIOR, 1.0
+        others_weight = self._others_weight(others)
         for place in range(num_places):
+            prior, prior_weight = probability, self._PRIOR_WEIGHT
+            if place < len(others):
+                prior, prior_weight = min(worse * others[place], 1.0), others_weight
+            probability = prior
             if place < len(self._weights):
-                prior, weight = self._PRIOR_WEIGHT, self._weights[place]
-                probability = (self._hits[place] + prior * probability) / (weight + prior)
+                weight = self._weights[place]
+                probability = (self._hits[place] + prior_weight * prior) / (weight + prior_weight)
+            if place < len(others) and others[place] > 0.0:
+                worse = probability / others[place]
             probabilities.append(probability)
         return tuple(probabilities)
 
-    def survival(self, num_places: int) -> tuple[float, ...]:
+    def survival(self, num_places: int, others: Sequence[float] = ()) -> tuple[float, ...]:
         """For each place, from the first: the probability that its draft and all before it are accepted."""
         survivals: list[float] = []
         survives = 1.0
-        for probability in self.conditional(num_places):
+        for probability in self.conditional(num_places, others):
             survives *= probability
             survivals.append(survives)
         return tuple(survivals)
 
 
-class TreeGain:
+class TreeGain(_Judgements):
     """How likely each node of a tree is on the accepted path, by its number in the block.
 
     Parents come before children, so the first n nodes of a block are a block, and the nodes of the accepted path among
     them are exactly those that it would have had accepted: one verdict tells what every smaller tree had brought.
     """
 
-    __slots__ = ("_hits", "_weights")
+    __slots__ = ()
 
-    _WINDOW = 32.0
     _PRIOR = 0.5
     _PRIOR_WEIGHT = 1.0
     _PRIOR_FALL = 0.7
     """A node of which nothing is known is thought to bring so much of what the one before it brings."""
 
-    def __init__(self) -> None:
-        self._weights: list[float] = []
-        self._hits: list[float] = []
-
-    def observe(self, num_nodes: int, accepted_path: Sequence[int]) -> None:
+    def observe(self, num_nodes: int, accepted_path: Sequence[int], share: float = NEWEST_SHARE) -> None:
         """Adds a verdict on a block of `num_nodes`; nodes of the accepted path are counted from 1, the root is none."""
-        grow = num_nodes - len(self._weights)
-        self._weights.extend([0.0] * grow)
-        self._hits.extend([0.0] * grow)
-        kept = 1.0 - 1.0 / self._WINDOW
+        self._grow(num_nodes)
+        kept = 1.0 - share
         for node in range(num_nodes):
             self._weights[node] = kept * self._weights[node] + 1.0
             self._hits[node] *= kept
@@ -226,13 +251,22 @@ class TreeGain:
             if 0 < node <= num_nodes:
                 self._hits[node - 1] += 1.0
 
-    def gains(self, num_nodes: int) -> tuple[float, ...]:
-        """For each node, from the first: accepted drafts that it adds to those of the nodes before it."""
+    def gains(self, num_nodes: int, others: Sequence[float] = ()) -> tuple[float, ...]:
+        """For each node, from the first: accepted drafts that it adds to those of the nodes before it.
+
+        Args:
+            num_nodes: how many.
+            others: the same of others; see `ChainAcceptance.conditional`.
+        """
         gains: list[float] = []
         gain = self._PRIOR / self._PRIOR_FALL
+        others_weight = self._others_weight(others)
         for node in range(num_nodes):
-            gain *= self._PRIOR_FALL
+            prior, prior_weight = self._PRIOR_FALL * gain, self._PRIOR_WEIGHT
+            if node < len(others):
+                prior, prior_weight = others[node], others_weight
+            gain = prior
             if node < len(self._weights):
-                gain = (self._hits[node] + self._PRIOR_WEIGHT * gain) / (self._weights[node] + self._PRIOR_WEIGHT)
+                gain = (self._hits[node] + prior_weight * prior) / (self._weights[node] + prior_weight)
             gains.append(gain)
         return tuple(gains)

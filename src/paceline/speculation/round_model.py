@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.speculation.estimates import ChainAcceptance, Level, LinearTime
+from paceline.speculation.estimates import Level, LinearTime
 
 _LEAST_S = 1e-6
 _MAX_SHARE = 10.0
@@ -55,28 +55,6 @@ class PassTimes:
     batch_tokens: int = 1
 
 
-class SharedAcceptance:
-    """How often chains of one drafter are accepted, as all sessions of a gateway have seen it: where new ones begin."""
-
-    _WINDOW = 256.0
-    _KEPT_BY_A_SESSION = 0.9
-    """Each session that begins with it wears it a little. So where it says that nothing is accepted, and no session
-    tries any more, one after some tens of sessions does."""
-
-    def __init__(self) -> None:
-        self._chains = ChainAcceptance(window=self._WINDOW)
-
-    def observe(self, depth: int, accepted: int) -> None:
-        """Adds a verdict; see `ChainAcceptance`."""
-        self._chains.observe(depth, accepted)
-
-    def begin(self) -> ChainAcceptance:
-        """The acceptance that a new session starts from."""
-        prior = self._chains.conditional(self._chains.known_places)
-        self._chains.wear(self._KEPT_BY_A_SESSION)
-        return ChainAcceptance(prior)
-
-
 class VerifierTimes:
     """What rounds with one verifier cost, as all sessions of a gateway have seen it.
 
@@ -87,7 +65,6 @@ class VerifierTimes:
         pass_time: seconds of a pass over its tokens.
         batch_sessions: sessions that share a pass.
         self_draft: seconds of drafting in the verifier over the depth.
-        acceptance: of what the verifier drafts.
     """
 
     _PLAIN_EVERY = 64
@@ -103,7 +80,6 @@ class VerifierTimes:
         self.pass_time = LinearTime(window=12, prior_share=0.1)
         self.batch_sessions = Level(8)
         self.self_draft = LinearTime(window=8, prior_share=0.8)
-        self.acceptance = SharedAcceptance()
 
     @property
     def plain_due(self) -> bool:
@@ -179,11 +155,9 @@ class DrafterTimes:
 
     Attributes:
         draft_time: seconds from asking to the answer over the depth of the draft.
-        acceptance: of what it drafts.
     """
 
     def __init__(self) -> None:
-        self.acceptance = SharedAcceptance()
         self.draft_time = LinearTime(window=8, prior_share=0.8)
 
     def observe(self, depth: int, took_s: float) -> None:
@@ -234,6 +208,12 @@ class RoundModel:
         self._gains = gains
         self._tree_depth = tree_depth
         self._proposed_share = proposed_share
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known how long passes and drafts take."""
+        drafting = self._verifier.self_draft if self._drafter is None else self._drafter.draft_time
+        return self._verifier.pass_time.known and drafting.known
 
     def plain(self) -> Expectation:
         """A round without a block."""

@@ -110,8 +110,8 @@ def test_drafts_that_are_never_right_are_not_asked_for_any_more(tmp_path: Path, 
     simulation.finished()
     reasons, evidence = simulation.reasons(), simulation.loop.report(simulation.now)
     assert evidence.off_rounds == reasons[Reason.OFF] > 150
-    # After 16, 32 and 64 rounds; the drafter costs two rounds each time, which are paid for first.
-    assert evidence.probe_rounds == reasons[Reason.PROBE] == (3 if itself else 1)
+    # The verifier's draft costs a fifth of a round, the drafter's two rounds, which are paid for first.
+    assert evidence.probe_rounds == reasons[Reason.PROBE] == (5 if itself else 1)
     asked = (
         [command.next_depth for command in verifies(simulation)]
         if itself
@@ -151,9 +151,13 @@ def test_sessions_learn_from_each_other(tmp_path: Path) -> None:
 
 def test_times_of_replicas_are_kept_apart_and_are_bounded() -> None:
     times = FleetTimes()
-    assert times.verifier("a") is times.verifier("a") is not times.verifier("b")
-    assert times.drafter("a") is times.drafter("a") is not times.drafter("b")
-    first = times.verifier("a")
+    first = times.pair("v0", "d0", "")
+    assert times.pair("v0", "d0", "") is first
+    others = [times.pair("v1", "d0", ""), times.pair("v0", "d1", ""), times.pair("v0", "d0", "ngram")]
+    assert all(other is not first for other in others)
+    assert [other.verifier is first.verifier for other in others] == [False, True, True]
+    assert [other.drafter is first.drafter for other in others] == [True, False, True]
+    assert times.pair("v0", "", "").drafter is None
     for number in range(300):
-        times.verifier(f"replica-{number}")
-    assert times.verifier("a") is not first
+        times.pair(f"v{number + 2}", "d0", "")
+    assert times.pair("v0", "d0", "") is not first

@@ -13,8 +13,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.speculation.governor import Decision, Governor, Room, RoundOutcome
-from paceline.speculation.round_model import DrafterTimes, PassTimes, VerifierTimes
+from paceline.speculation.governor import Decision, Governor, RoundOutcome
+from paceline.speculation.pair import Pair
+from paceline.speculation.room import Room
+from paceline.speculation.round_model import DrafterTimes, PassTimes
 
 _GATHER_S = 0.020
 _ARRIVES_EVERY_S = 0.007
@@ -93,8 +95,8 @@ class FleetModel:
         self._room = Room(max_depth, max_depth, may_draft_ahead=ahead)
         self._pinned = pinned
         self._seed = seed
-        self._verifier = VerifierTimes()
         self._drafter = DrafterTimes()
+        self._pair = Pair(drafter=self._drafter)
         self._sessions: list[_Session] = []
         self._now = 0.0
 
@@ -105,7 +107,7 @@ class FleetModel:
     def _phase(self, phase: Phase) -> PhaseResult:
         while len(self._sessions) < phase.sessions:
             number = len(self._sessions)
-            governor = Governor(self._verifier, self._drafter, self._pinned)
+            governor = Governor(self._pair, self._pinned)
             session = _Session(governor, random.Random(f"{self._seed} {number}"), governor.decide(self._room))
             session.verdict_at = self._now + number * _ARRIVES_EVERY_S
             self._sessions.append(session)
@@ -181,6 +183,7 @@ class FleetModel:
                 num_draft_tokens=session.depth,
                 depth=session.depth,
                 accepted_path=tuple(range(1, accepted + 1)),
+                at=verdict_at,
             )
         )
         session.usual_round_s += 0.3 * (verdict_at - session.ready_at - session.usual_round_s)

@@ -52,12 +52,20 @@ def test_acceptance_follows_a_collapse_within_its_window() -> None:
     assert acceptance.conditional(1)[0] < 0.4
 
 
-def test_acceptance_begins_with_what_others_have_seen_and_lets_go_of_it() -> None:
-    acceptance = ChainAcceptance((0.2, 0.1))
-    assert acceptance.conditional(2) == pytest.approx((0.3, 0.14))
-    for _ in range(100):
-        acceptance.observe(2, 2)
-    assert min(acceptance.conditional(2)) > 0.9
+def test_acceptance_is_thought_to_be_that_of_others_as_long_as_it_may_be() -> None:
+    others = (0.5, 0.5)
+    assert ChainAcceptance().conditional(2, others) == others
+    alike = accepted_chains((2, 1), (2, 0), (2, 0), (2, 2))
+    assert alike.conditional(2, others) == pytest.approx(others, abs=0.05)
+    unlike = accepted_chains(*[(2, 2)] * 20)
+    assert alike.unlike(others) < 1 < 9 < unlike.unlike(others)
+    assert min(unlike.conditional(2, others)) > 0.9
+
+
+def test_who_does_worse_than_others_at_one_place_is_thought_to_do_so_at_the_next() -> None:
+    first, second = accepted_chains(*[(1, 0)] * 40).conditional(2, (0.8, 0.8))
+    assert second == pytest.approx(first, abs=0.02)
+    assert first < 0.1
 
 
 @settings(max_examples=60)

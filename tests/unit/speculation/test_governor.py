@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.speculation.governor import Decision, Governor, Reason, Room, RoundOutcome
-from paceline.speculation.round_model import DrafterTimes, PassTimes, VerifierTimes
+from paceline.speculation.governor import Decision, Governor, Reason, RoundOutcome
+from paceline.speculation.pair import Pair
+from paceline.speculation.room import Room
+from paceline.speculation.round_model import DrafterTimes, PassTimes
 
 ROOM = Room(8, 16)
 PASS_S = 0.030
@@ -26,9 +28,10 @@ class Session:
         self.draft_token_s = draft_token_s
         self.token_s = token_s
         self.room = room
-        self.verifier = VerifierTimes()
+        self.now = 0.0
         self.drafter = DrafterTimes()
-        self.governor = Governor(self.verifier, None if room.drafts_itself else self.drafter, pinned)
+        self.pair = Pair(drafter=None if room.drafts_itself else self.drafter)
+        self.governor = Governor(self.pair, pinned)
         self.decisions: list[Decision] = []
 
     def run(self, rounds: int) -> list[Decision]:
@@ -40,6 +43,7 @@ class Session:
             draft_s, pass_s = depth * self.draft_token_s, PASS_S + self.token_s * (1 + depth)
             if depth:
                 self.drafter.observe(depth, draft_s)
+            self.now += pass_s + draft_s
             itself = self.room.drafts_itself
             self.governor.observe(
                 RoundOutcome(
@@ -56,6 +60,7 @@ class Session:
                     num_draft_tokens=depth,
                     depth=depth,
                     accepted_path=tuple(range(1, accepted + 1)),
+                    at=self.now,
                 )
             )
             self.decisions.append(decision)
@@ -97,22 +102,20 @@ def probes_of(session: Session, rounds: int) -> list[int]:
     return gaps
 
 
-def test_probes_come_after_16_plain_rounds_and_then_after_twice_as_many_up_to_256() -> None:
-    assert probes_of(Session(nothing), 1100) == [16, 32, 64, 128, 256, 256, 256]
-
-
-def test_a_probe_that_cost_much_is_paid_for_before_the_next_one() -> None:
-    """A draft of one token takes ten plain rounds."""
-    gaps = probes_of(Session(nothing, draft_token_s=10 * PASS_S), 2500)
-    assert gaps[0] == 16
-    assert all(990 <= gap <= 1020 for gap in gaps[1:])
+def test_a_probe_comes_after_200_times_the_plain_rounds_that_the_one_before_it_cost() -> None:
+    """A draft of one token takes a tenth of a plain round, or all of it, or four."""
+    assert probes_of(Session(nothing), 200)[:4] == [16, 20, 20, 20]
+    for draft_rounds in (1, 4):
+        gaps = probes_of(Session(nothing, draft_token_s=draft_rounds * PASS_S), 500 * draft_rounds)
+        assert len(gaps) == 3
+        assert all(190 * draft_rounds <= gap <= 210 * draft_rounds for gap in gaps[1:])
 
 
 def test_a_probe_that_pays_is_followed_by_another_at_once_and_speculation_comes_back() -> None:
-    session = Session(nothing)
+    session = Session(nothing, draft_token_s=PASS_S / 2)
     session.run(40)
     session.accepts = all_of_it
-    later = session.run(60)
+    later = session.run(150)
     first = next(index for index, decision in enumerate(later) if decision.reason is Reason.PROBE)
     assert later[first + 1].reason is Reason.PROBE
     assert later[-1].reason is Reason.PAYS
@@ -125,7 +128,7 @@ def test_a_pinned_size_is_not_interfered_with(pinned: int) -> None:
 
 
 def test_a_pinned_size_gives_way_to_the_end_of_a_context() -> None:
-    governor = Governor(VerifierTimes(), DrafterTimes(), pinned=7)
+    governor = Governor(Pair(), pinned=7)
     assert governor.decide(Room(3, 16)).max_depth == 3
     assert governor.decide(Room(0, 16)) == Decision(0, 0, 0, Reason.NO_ROOM)
 
@@ -163,16 +166,14 @@ def test_slow_drafts_that_are_often_right_are_drafted_ahead() -> None:
 def test_a_verifier_that_drafts_by_itself_is_governed_too() -> None:
     room = Room(8, 16, may_draft_ahead=False, drafts_itself=True)
     assert Session(all_of_it, room=room).run(100)[-1].max_depth == 8
-    assert probes_of(Session(nothing, room=room), 300) == [16, 32, 64, 128]
+    assert probes_of(Session(nothing, room=room), 100) == [16, 20, 20, 20]
 
 
 def test_a_session_begins_with_what_others_have_seen() -> None:
-    """Where nothing was accepted of others, a new session does not try; after a number of sessions one does."""
+    """Where nothing was accepted of others, a new session does not try: probes find out when that is over."""
     first = Session(nothing, draft_token_s=0.010)
     first.run(200)
-    depths = [Governor(first.verifier, first.drafter).decide(ROOM).max_depth for _ in range(60)]
-    assert depths[:3] == [0] * 3
-    assert depths[-1] > 0
+    assert [Governor(first.pair).decide(ROOM).max_depth for _ in range(10)] == [0] * 10
 
 
 # --- trees ------------------------------------------------------------------------------------------------------------
@@ -180,8 +181,9 @@ def test_a_session_begins_with_what_others_have_seen() -> None:
 
 def size_of_trees(token_s: float) -> int:
     """Nodes that are sent of trees of 16 whose first three nodes bring all there is, at so much per token of a pass."""
-    verifier, drafter = VerifierTimes(), DrafterTimes()
-    governor = Governor(verifier, drafter)
+    drafter = DrafterTimes()
+    governor = Governor(Pair(drafter=drafter))
+    now = 0.0
     decision = governor.decide(ROOM)
     for _ in range(300):
         nodes = min(decision.num_draft_tokens, 16)
@@ -190,7 +192,8 @@ def size_of_trees(token_s: float) -> int:
             drafter.observe(3, 0.006)
         path = tuple([node for node in (1, 2, 3) if node <= nodes])
         times = PassTimes(pass_s, draft_wait_s=0.006, period_s=pass_s + 0.006, batch_tokens=1 + nodes)
-        governor.observe(RoundOutcome(decision, times, nodes > 0, nodes, min(nodes, 3), path, branched=True))
+        now += pass_s + 0.006
+        governor.observe(RoundOutcome(decision, times, nodes > 0, nodes, min(nodes, 3), path, branched=True, at=now))
         decision = governor.decide(ROOM)
     assert decision.max_depth == 8
     return decision.num_draft_tokens
@@ -231,7 +234,7 @@ def test_sizes_stay_within_the_room_and_depend_on_nothing_else(
     twins = []
     for _ in range(2):
         drafter = DrafterTimes()
-        twins.append((Governor(VerifierTimes(), drafter, pinned), drafter))
+        twins.append((Governor(Pair(drafter=drafter), pinned), drafter))
     for (depth, accepted, asked, branched, times), room, draft_s in rounds:
         first, second = [governor.decide(room) for governor, _ in twins]
         assert first == second

@@ -1,7 +1,8 @@
 """A session's dealings with its verifier: one verdict after another, whatever happens to the replica. Pure.
 
-At most one `Verify` is outstanding. It is said again, word for word, after a broken link, an eviction or a move; the
-replica answers a round that it has answered before from memory. Rounds count within the session's epoch.
+At most one `Verify` is outstanding. It is said again, word for word, after a broken link or an eviction; the replica
+answers a round that it has answered before from memory. After a move it is another round. Rounds count within the
+session's epoch.
 
 A replica that owes an answer for too long, frozen or cut off without a word, is left for another one. If there is no
 other, the session opens again on the same one, each time after a longer wait.
@@ -148,8 +149,15 @@ class VerifierLane:
     # --- what happens to the replica ----------------------------------------------------------------------------------
 
     def found(self, replica: Replica, now: float) -> None:
-        """A replica is there: the session moves in with all its tokens, and the outstanding round is said again."""
+        """A replica is there: the session moves in with all its tokens, and what is outstanding is asked anew.
+
+        Under another number: should it be the replica that was left, an answer from the earlier stay would pass for one
+        of this stay, in which the round still runs.
+        """
         self.attachment.found(replica)
+        if self.outstanding is not None:
+            self._round += 1
+            self.outstanding = replace(self.outstanding, round=self._round)
         self._open_and_repeat(now)
 
     def lost(self, now: float, gone: bool = False) -> None:

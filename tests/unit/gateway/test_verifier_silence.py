@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from paceline_gateway.effects import Lane
 from paceline_gateway.plan import Patience
 
 from paceline.errors import Unavailable
-from paceline.messages import Open, Opened
+from paceline.messages import Open, Opened, Verified
 from tests.unit.gateway.laws import hash_law, perfect, plain_text_of
 from tests.unit.gateway.simulation import Simulation, deliver_verdict, drain, verifies
 
@@ -41,14 +42,14 @@ def opens(simulation: Simulation) -> int:
     return sum(isinstance(command, Open) for command in simulation.sent) - 1
 
 
-def test_a_silent_verifier_is_left_for_another_which_gets_the_same_round(tmp_path: Path) -> None:
+def test_a_silent_verifier_is_left_for_another_which_gets_the_same_block(tmp_path: Path) -> None:
     simulation = in_the_second_round(tmp_path, BOTH)
     asked = verifies(simulation)[-1]
     simulation.wait(9.9)
     assert simulation.attached[Lane.VERIFIER] == "v0"
     simulation.wait(0.1)
     assert simulation.attached[Lane.VERIFIER] == "v1"
-    assert verifies(simulation)[-1] == asked
+    assert verifies(simulation)[-1] == replace(asked, round=asked.round + 1)
     simulation.run()
     assert simulation.committed == EXPECTED
     assert simulation.loop.report(simulation.now).verifier == "v1"
@@ -141,6 +142,24 @@ def test_the_only_verifier_goes_on_when_it_wakes_up(tmp_path: Path) -> None:
     simulation.run()
     assert simulation.committed == EXPECTED
     assert simulation.verifiers["v0"].sessions == {}
+
+
+def test_a_late_answer_is_none_to_the_round_that_runs_since_the_session_was_opened_again(tmp_path: Path) -> None:
+    simulation = Simulation(tmp_path, LAW, perfect(LAW), max_tokens=24)
+    simulation.available[Lane.VERIFIER] = ["v0"]
+    simulation.start()
+    drain(simulation, Lane.DRAFTER)
+    deliver_verdict(simulation)
+    late = simulation.waiting[Lane.VERIFIER].popleft()
+    assert isinstance(late, Verified)
+    simulation.wait(10.0)
+    asked, committed = verifies(simulation), simulation.committed
+    simulation.waiting[Lane.VERIFIER].appendleft(late)
+    simulation.deliver(Lane.VERIFIER)
+    assert simulation.committed == committed
+    assert verifies(simulation) == asked
+    simulation.run()
+    assert simulation.committed == EXPECTED
 
 
 def test_no_other_verifier_and_this_one_gone_is_unavailable_after_its_time(tmp_path: Path) -> None:

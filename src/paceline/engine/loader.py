@@ -8,13 +8,17 @@ and models whose logits through the paged pool differ from their own (`paceline.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -22,6 +26,10 @@ from paceline.adapted_model import ADAPTER_FOLDER, is_adapter
 from paceline.checkpoint_files.lora import load_lora, merge_lora
 from paceline.errors import ConfigurationError, ModelError
 
+logger = logging.getLogger(__name__)
+
+_NAMED = 6
+"""Tensors that a message names."""
 _RECURRENT_LAYERS = ("mamba", "hybrid", "linear_attention", "recurrent", "conv", "ssm", "rwkv")
 
 
@@ -93,9 +101,10 @@ def load_model(
         raise ModelError(
             f"{folder} names no end-of-sequence token: set eos_token_id in its generation_config.json", field="model"
         )
+    max_model_len = _context_limit(config)
     try:
-        with _quiet(warnings=num_layers is None):
-            model = AutoModelForCausalLM.from_pretrained(
+        with _quiet():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
                 dtype=dtype.torch_dtype,
@@ -104,14 +113,20 @@ def load_model(
                 trust_remote_code=False,
                 attn_implementation="eager",
                 device_map=None if device == "cpu" else {"": device},
+                # All that does not fit is told at once, by `_check_weights`.
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
             )
-    except (ValueError, OSError, KeyError, ImportError) as error:
+    except (ValueError, OSError, KeyError, ImportError, SafetensorError) as error:
         raise ModelError(f"{folder} cannot be loaded as a causal language model: {error}", field="model") from error
+    model: PreTrainedModel
+    model, found = loaded
+    _check_weights(folder, found, whole=num_layers is None)
     model.train(mode=False).requires_grad_(requires_grad=False)
     if is_adapter(folder / ADAPTER_FOLDER):
         adapter = load_lora(folder / ADAPTER_FOLDER)
         merge_lora(model, adapter if num_layers is None else adapter.cut(num_layers))
-    return LoadedModel(model, folder, eos_token_ids, _context_limit(config), config.get_text_config().vocab_size)
+    return LoadedModel(model, folder, eos_token_ids, max_model_len, config.get_text_config().vocab_size)
 
 
 @torch.inference_mode()
@@ -122,14 +137,47 @@ def own_logits(model: PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
     return logits.float()
 
 
+def _check_weights(folder: Path, found: Mapping[str, Any], *, whole: bool) -> None:
+    """Refuses weights that would be made up, and tells of those that are not used.
+
+    Args:
+        folder: of the model.
+        found: what `transformers` says about loading.
+        whole: all layers were wanted, so that nothing should be left.
+
+    Raises:
+        ModelError: tensors are missing or have another shape.
+    """
+    wrong = [f"{name} is missing" for name in sorted(found["missing_keys"])]
+    wrong += [
+        f"{name} is {list(stored)}, expected {list(expected)}"
+        for name, stored, expected in sorted(found["mismatched_keys"])
+    ]
+    if wrong:
+        raise ModelError(
+            f"{folder} does not hold the model that its config.json describes: {_first_few(wrong)}; fetch or write it "
+            "anew",
+            field="model",
+        )
+    if whole and (unused := sorted(found["unexpected_keys"])):
+        logger.warning(
+            "tensors that config.json does not call for are not used",
+            extra={"model": str(folder), "tensors": _first_few(unused)},
+        )
+
+
+def _first_few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
 @contextmanager
-def _quiet(*, warnings: bool) -> Iterator[None]:
-    """Keeps `transformers` from drawing into a service's log, and perhaps from telling of weights that are not used."""
+def _quiet() -> Iterator[None]:
+    """Keeps `transformers` from drawing into a service's log."""
     shown = transformers_logging.is_progress_bar_enabled()
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    if not warnings:
-        transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
@@ -139,12 +187,19 @@ def _quiet(*, warnings: bool) -> Iterator[None]:
 
 
 def find_eos_token_ids(folder: Path) -> tuple[int, ...]:
-    """Tokens that end a generation, from generation_config.json, else from config.json; empty if neither names any."""
+    """Tokens that end a generation, from generation_config.json, else from config.json; empty if neither names any.
+
+    Raises:
+        ModelError: one of them is damaged.
+    """
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         if not path.is_file():
             continue
-        ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        try:
+            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        except (ValueError, AttributeError) as error:
+            raise ModelError(f"{path} is no JSON object: {error}", field="model") from error
         if isinstance(ids, int):
             return (ids,)
         if isinstance(ids, list) and ids:
@@ -166,8 +221,9 @@ def _check_device(device: str) -> None:
 def _load_config(folder: Path) -> PreTrainedConfig:
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, OSError, KeyError) as error:
-        raise ModelError(f"the configuration of {folder} cannot be read: {error}", field="model") from error
+    except (ValueError, OSError, KeyError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(f"the configuration of {folder} cannot be read: {reason}", field="model") from error
     if not isinstance(config, PreTrainedConfig):
         raise ModelError(f"{folder} has no model configuration", field="model")
     return config

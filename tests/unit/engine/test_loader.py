@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import BertConfig, T5Config, T5ForConditionalGeneration
 
 from paceline.engine.loader import ModelDtype, find_eos_token_ids, load_model
@@ -24,6 +25,12 @@ def folder(tmp_path: Path) -> Path:
 def change_json(path: Path, **changes: Any) -> None:
     content = json.loads(path.read_text(encoding="utf-8")) | changes
     path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}), encoding="utf-8")
+
+
+def change_weights(folder: Path, changes: dict[str, torch.Tensor | None]) -> None:
+    tensors = load_file(folder / "model.safetensors") | changes
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize("dtype", list(ModelDtype))
@@ -59,6 +66,59 @@ def test_a_model_without_a_tokenizer_is_refused(folder: Path) -> None:
 def test_a_model_without_weights_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="cannot be loaded as a causal language model"):
+        load_model(folder)
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "changes", "message"),
+    [
+        ({UP: None}, {}, f"{UP} is missing"),
+        ({"lm_head.weight": None}, {}, "lm_head.weight is missing"),
+        ({UP: torch.ones(47, 32)}, {}, rf"{UP} is \[47, 32\], expected \[48, 32\]"),
+        ({}, {"num_hidden_layers": 4}, "layers.3.* and 3 more"),
+        ({}, {"attention_bias": True}, "q_proj.bias is missing"),
+        ({}, {"num_key_value_heads": 4}, r"k_proj.weight is \[16, 32\], expected \[32, 32\]"),
+    ],
+)
+def test_weights_that_would_be_made_up_are_refused(
+    folder: Path, tensors: dict[str, torch.Tensor | None], changes: dict[str, Any], message: str
+) -> None:
+    change_weights(folder, tensors)
+    change_json(folder / "config.json", **changes)
+    with pytest.raises(ModelError, match=f"does not hold the model that its config.json describes.*{message}"):
+        load_model(folder)
+
+
+def test_weights_that_are_not_used_are_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    change_weights(folder, {"model.layers.1.self_attn.q_proj.bias": torch.ones(32)})
+    load_model(folder)
+    (record,) = [record for record in caplog.records if record.name == "paceline.engine.loader"]
+    assert record.__dict__["tensors"] == "model.layers.1.self_attn.q_proj.bias"
+    caplog.clear()
+    load_model(folder, num_layers=2)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 64])
+def test_a_damaged_file_of_weights_is_refused(folder: Path, content: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelError, match="cannot be loaded as a causal language model"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_damaged_generation_config_is_refused(folder: Path, content: str) -> None:
+    (folder / "generation_config.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ModelError, match=r"generation_config\.json is no JSON object"):
+        load_model(folder)
+
+
+def test_a_configuration_that_contradicts_itself_is_refused(folder: Path) -> None:
+    change_json(folder / "config.json", num_attention_heads=3)
+    with pytest.raises(ModelError, match=r"configuration of .* cannot be read: .*multiple of the number of attention"):
         load_model(folder)
 
 

@@ -53,10 +53,11 @@ class Tormentor:
                 tasks.create_task(self._apply(fault, verbose))
 
     async def blackout(self, seconds: float) -> None:
-        """Keeps all verifiers dead for so long."""
+        """Keeps all verifiers dead for so long, and waits until they are back."""
         for verifier in self._fleet.of(Kind.VERIFIER):
             self.done[FaultKind.KILL_VERIFIER] += verifier.kill(seconds)
         await asyncio.sleep(seconds)
+        await self._fleet.all_up()
 
     async def _apply(self, fault: Fault, verbose: bool) -> None:
         if verbose:

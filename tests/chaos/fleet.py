@@ -61,6 +61,11 @@ class Blackouts:
             self.intervals.append((self._began_at, now))
             self._began_at = None
 
+    @property
+    def total_s(self) -> float:
+        """All of it that is over."""
+        return sum(until - since for since, until in self.intervals)
+
     def seconds_in(self, begin: float, end: float) -> float:
         """How much of that time was blackout."""
         known = [*self.intervals] if self._began_at is None else [*self.intervals, (self._began_at, end)]

@@ -24,11 +24,11 @@ from paceline.text.request import GenerationRequest, TokenPrompt
 from paceline.text.tokenizer import Tokenizer
 from tests.chaos.fleet import Blackouts
 from tests.chaos.models import ChaosModels
-from tests.chaos.streams import DEADLINE_S, Reading, Trouble
+from tests.chaos.streams import Reading, Trouble
 
 BATCH = 64
-EXCUSE_SLACK_S = 5.0
-"""Part of a client's deadline that need not be blackout: links and verifiers take a while to come back."""
+EXCUSED_SHARE = 0.75
+"""Part of a client's deadline that must have been blackout: links take a while to break and to come back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Oracle:
     def _judge(self, reading: Reading, undisturbed: Undisturbed, blackouts: Blackouts) -> None:
         self.faults += [f"{reading.name}: {line}" for line in reading.disorder]
         for trouble in reading.troubles:
-            if excused(trouble, blackouts):
+            if excused(trouble, reading.deadline_s, blackouts):
                 self.num_excused += 1
             else:
                 waited_s, dark_s = trouble.at - trouble.since, blackouts.seconds_in(trouble.since, trouble.at)
@@ -167,10 +167,10 @@ class Oracle:
         return Undisturbed(committed.token_ids, committed.text, committed.finish, committed.stop_string or "")
 
 
-def excused(trouble: Trouble, blackouts: Blackouts) -> bool:
+def excused(trouble: Trouble, deadline_s: float, blackouts: Blackouts) -> bool:
     """Whether a typed error is what the client must get: no verifier could be used for all of its deadline."""
     dark_s = blackouts.seconds_in(trouble.since, trouble.at)
-    return isinstance(trouble.error, Unavailable) and dark_s >= DEADLINE_S - EXCUSE_SLACK_S
+    return isinstance(trouble.error, Unavailable) and dark_s >= EXCUSED_SHARE * deadline_s
 
 
 def _ids(request: GenerationRequest) -> tuple[int, ...]:

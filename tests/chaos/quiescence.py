@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,7 +20,6 @@ import redis
 from tests.chaos.fleet import SESSION_TTL_S, ChaosFleet
 from tests.chaos.member import Kind, Member
 from tests.integration.scraping import Scrape
-from tests.integration.scraping import read as read_metrics
 
 IDLE_TIMEOUT_S = 40.0
 """Orphans of a replica live for 10 s, a record is repaired for 10 s, and a dead connection is noticed after 30 s."""
@@ -78,9 +78,19 @@ def growth(before: Mapping[str, Size], after: Mapping[str, Size]) -> list[str]:
     return grown
 
 
+def fetch(address: str, timeout_s: float = 10.0) -> str:
+    """The metrics of a service as text; blocks.
+
+    Raises:
+        OSError: it does not answer in time.
+    """
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=timeout_s) as answer:
+        return str(answer.read().decode())
+
+
 async def scrape(member: Member) -> Scrape:
     """Its metrics now."""
-    return await asyncio.to_thread(read_metrics, member.metrics)
+    return Scrape(await asyncio.to_thread(fetch, member.metrics))
 
 
 async def until_idle(fleet: ChaosFleet, timeout_s: float = IDLE_TIMEOUT_S) -> list[str]:
@@ -122,10 +132,3 @@ def leftover_keys(url: str) -> list[str]:
             if left_ms != -2 and not 0 < left_ms <= SESSION_TTL_S * 1000:
                 wrong.append(f"the key {key} expires in {left_ms} ms")
         return wrong
-
-
-def running_records(url: str) -> list[str]:
-    """Sessions whose record says that they run."""
-    with redis.Redis.from_url(url, decode_responses=True) as client:
-        keys = [key for key in client.scan_iter("paceline:{*}") if not key.endswith(":tokens")]
-        return [key for key in keys if client.hget(key, "state") == "running"]

@@ -6,10 +6,11 @@ import asyncio
 import re
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.chaos.counters import MOVES, Counters
 from tests.chaos.faults import Tormentor
 from tests.chaos.fleet import ChaosFleet, FleetSize
 from tests.chaos.member import Kind
@@ -18,11 +19,14 @@ from tests.chaos.oracle import Oracle
 from tests.chaos.quiescence import growth, leftover_keys, sizes, until_idle
 from tests.chaos.report import ChaosReport, tally_faults
 from tests.chaos.schedule import DECK, FaultKind, draw_faults
-from tests.chaos.streams import DEADLINE_S, STREAM_TIMEOUT_S, Load, Reading
+from tests.chaos.streams import STREAM_TIMEOUT_S, Load, Reading
 
-BLACKOUT_S = DEADLINE_S + 4.0
-_BLACKOUT_AT = 0.55
-"""Part of the run after which all verifiers are gone for a while."""
+PATIENT_S = 60.0
+"""Longer than any fault and any start of a process: a client that waits so long gets everything."""
+IMPATIENT_S = 5.0
+BLACKOUT_S = 12.0
+"""Longer than impatient clients wait, a gateway's last answer included."""
+AFTERMATH_S = 4.0
 _RESUMED = re.compile(r"generation started .*\bresumed_at=")
 _STORE_AWAY = "the session store cannot be used"
 
@@ -41,7 +45,7 @@ class ChaosOptions:
         longest_fault_s: most time that a freeze or a cut lasts.
         longest_turn: most tokens of a generation.
         warm_up_s: of undisturbed load before; what processes take is measured after it.
-        blackout: kill all verifiers once for longer than clients wait.
+        blackout: afterwards kill all verifiers for longer than impatient clients wait, who get typed errors and resume.
         verbose: print each fault as it comes.
     """
 
@@ -58,6 +62,91 @@ class ChaosOptions:
     verbose: bool = False
 
 
+class ChaosRun:
+    """One run of a fleet; see `run`.
+
+    Args:
+        options: what to do.
+        fleet: running.
+
+    Attributes:
+        loads: one for each phase.
+        faults: what is wrong.
+        idle_after_s: after the last stream of the tormented phase, until nothing was left of anybody.
+    """
+
+    def __init__(self, options: ChaosOptions, fleet: ChaosFleet) -> None:
+        self._options = options
+        self._fleet = fleet
+        self.tormentor = Tormentor(fleet)
+        self.counters = Counters(fleet)
+        self.loads: list[Load] = []
+        self.faults: list[str] = []
+        self.idle_after_s = 0.0
+
+    @property
+    def readings(self) -> list[Reading]:
+        """All generations."""
+        return [reading for load in self.loads for reading in load.readings]
+
+    async def do(self) -> None:
+        """All phases: warming up, torment, blackout, and the end of the fleet."""
+        options, fleet = self._options, self._fleet
+        await self._phase("before any fault", asyncio.sleep(options.warm_up_s))
+        before = sizes(fleet)
+        counting = asyncio.create_task(self.counters.run(), name="counters")
+        try:
+            await self._phase("after the faults", self._torment())
+            if options.blackout:
+                dark = self.tormentor.blackout(BLACKOUT_S)
+                await self._phase("after the blackout", dark, deadline_s=IMPATIENT_S)
+        finally:
+            counting.cancel()
+        self.faults += growth(before, sizes(fleet))
+        self.faults += [f"a process is left: {line}" for line in fleet.strangers()]
+        self.faults += leftover_keys(fleet.redis_url)
+        self.faults += await fleet.stop()
+        self.faults += _unasked_ends(fleet)
+        self.faults += [crash for load in self.loads for crash in load.crashes]
+
+    async def _phase(self, name: str, meanwhile: Awaitable[None], deadline_s: float = PATIENT_S) -> None:
+        """Keeps the load running while something else happens, lets every stream end, and looks for what is left."""
+        options = self._options
+        load = Load(
+            self._fleet.gateways,
+            options.seed + 10**6 * len(self.loads),
+            options.streams,
+            longest=options.longest_turn,
+            deadline_s=deadline_s,
+        )
+        self.loads.append(load)
+        serving = asyncio.create_task(load.run(), name="load")
+        try:
+            await meanwhile
+            load.stop()
+            async with asyncio.timeout(STREAM_TIMEOUT_S):
+                await serving
+        finally:
+            serving.cancel()
+        ended_at = time.monotonic()
+        self.faults += [f"{name}: {line}" for line in await until_idle(self._fleet)]
+        self.idle_after_s = time.monotonic() - ended_at
+
+    async def _torment(self) -> None:
+        options = self._options
+        faults = draw_faults(
+            options.seed,
+            options.seconds,
+            mean_gap_s=options.mean_gap_s,
+            longest_s=options.longest_fault_s,
+            deck=options.deck,
+        )
+        await self.tormentor.run(faults, options.verbose)
+        await self._fleet.all_up()
+        # Whatever goes on only now would otherwise be cut short by the end of the load.
+        await asyncio.sleep(AFTERMATH_S)
+
+
 async def run(options: ChaosOptions, folder: Path) -> ChaosReport:
     """Runs it and judges.
 
@@ -66,85 +155,36 @@ async def run(options: ChaosOptions, folder: Path) -> ChaosReport:
         folder: for models, data and logs.
     """
     models = ChaosModels.write(folder / "models")
-    faults: list[str] = []
     async with ChaosFleet(options.size, models, folder / "fleet") as fleet:
-        warm_up = _load(fleet, options, options.seed + 10**6)
-        await _serve(warm_up, asyncio.sleep(options.warm_up_s))
-        faults += [f"before any fault: {line}" for line in await until_idle(fleet)]
-        before = sizes(fleet)
-
-        load, tormentor = _load(fleet, options, options.seed), Tormentor(fleet)
-        await _serve(load, _torment(fleet, tormentor, options))
-        ended_at = time.monotonic()
-        faults += await until_idle(fleet)
-        idle_after_s = time.monotonic() - ended_at
-        faults += growth(before, sizes(fleet))
-        faults += [f"a process is left: {line}" for line in fleet.strangers()]
-        faults += leftover_keys(fleet.redis_url)
-        faults += await fleet.stop()
-        faults += _unasked_ends(fleet)
-        kills = {member.name: member.kills for member in fleet.members.values()}
+        done = ChaosRun(options, fleet)
+        await done.do()
         logs = [log for member in fleet.members.values() for log in member.logs]
-    faults += [f"a process is left: {line}" for line in fleet.strangers()]
-    faults += _log_faults(logs)
+    faults = [*done.faults, *(f"a process is left: {line}" for line in fleet.strangers()), *_log_faults(logs)]
     oracle = Oracle(models)
-    readings = [*warm_up.readings, *load.readings]
-    oracle.judge(readings, fleet.blackouts)
-    gaps = _gaps(load.readings, fleet)
+    oracle.judge(done.readings, fleet.blackouts)
+    gaps = _gaps(done.readings, fleet)
     return ChaosReport(
         seed=options.seed,
         seconds=options.seconds,
         streams=options.streams,
         processes={kind.value: len(fleet.of(kind)) for kind in Kind},
-        faults_injected={kind.value: tormentor.done[kind] for kind in FaultKind},
-        kills=kills,
-        generations=len(readings),
+        faults_injected={kind.value: done.tormentor.done[kind] for kind in FaultKind},
+        kills={member.name: member.kills for member in fleet.members.values()},
+        generations=len(done.readings),
         complete=oracle.num_complete,
         left=oracle.num_left,
         excused=oracle.num_excused,
         tokens=oracle.tally.num_tokens,
         near_ties=len(oracle.tally.near_ties),
         resumes=sum(len(_RESUMED.findall(log.read_text(errors="replace"))) for log in logs),
-        moves=0,
-        busy_retries=sum(reading.busy_retries for reading in readings),
+        moves=round(done.counters.total(MOVES)),
+        busy_retries=sum(reading.busy_retries for reading in done.readings),
         longest_gap_s=max(gaps),
         median_gap_s=statistics.median(gaps),
-        blackout_s=fleet.blackouts.seconds_in(ended_at - 3600.0, ended_at),
-        idle_after_s=idle_after_s,
-        faults=(*faults, *warm_up.crashes, *load.crashes, *oracle.faults, *tally_faults(oracle.tally)),
+        blackout_s=fleet.blackouts.total_s,
+        idle_after_s=done.idle_after_s,
+        faults=(*faults, *oracle.faults, *tally_faults(oracle.tally)),
     )
-
-
-def _load(fleet: ChaosFleet, options: ChaosOptions, seed: int) -> Load:
-    return Load(fleet.gateways, seed, options.streams, options.longest_turn)
-
-
-async def _serve(load: Load, meanwhile: asyncio.Future[None] | object) -> None:
-    """Keeps the load running while something else happens, then lets every stream end."""
-    serving = asyncio.create_task(load.run(), name="load")
-    try:
-        await meanwhile  # type: ignore[misc]
-        load.stop()
-        async with asyncio.timeout(STREAM_TIMEOUT_S):
-            await serving
-    finally:
-        serving.cancel()
-
-
-async def _torment(fleet: ChaosFleet, tormentor: Tormentor, options: ChaosOptions) -> None:
-    faults = draw_faults(
-        options.seed,
-        options.seconds,
-        mean_gap_s=options.mean_gap_s,
-        longest_s=options.longest_fault_s,
-        deck=options.deck,
-    )
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(tormentor.run(faults, options.verbose))
-        if options.blackout:
-            await asyncio.sleep(_BLACKOUT_AT * options.seconds)
-            await tormentor.blackout(BLACKOUT_S)
-    await fleet.all_up()
 
 
 def _unasked_ends(fleet: ChaosFleet) -> list[str]:
@@ -164,9 +204,7 @@ def _log_faults(logs: Sequence[Path]) -> list[str]:
 
 
 def _gaps(readings: Sequence[Reading], fleet: ChaosFleet) -> list[float]:
-    """The longest time without an event of each stream, blackouts apart."""
-    return [
-        reading.longest_gap_s
-        for reading in readings
-        if not fleet.blackouts.seconds_in(reading.began_at, reading.last_at)
-    ] or [0.0]
+    """The longest time without an event of each stream, those apart that saw a blackout."""
+    blackouts = fleet.blackouts
+    untouched = [reading for reading in readings if not blackouts.seconds_in(reading.began_at, reading.last_at)]
+    return [reading.longest_gap_s for reading in untouched] or [0.0]

@@ -6,22 +6,20 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from paceline.client import AsyncClient, ResumeFailed, ResumePolicy
-from paceline.errors import PacelineError, SessionBusy
+from paceline.errors import PacelineError, SessionBusy, Unavailable
 from paceline.generation import Chunk, Finished, GenerationEvent, Started
-from paceline.text.request import GenerationRequest, ResumeRequest
+from paceline.text.request import GenerationRequest
 from tests.chaos.conversations import Conversation, Turn, draw_conversation
 
-DEADLINE_S = 20.0
-"""How long a client tries to go on without a new token, at the start of a stream too."""
-POLICY = ResumePolicy(give_up_after_s=DEADLINE_S, start_patience_s=DEADLINE_S)
-STREAM_TIMEOUT_S = 150.0
+STREAM_TIMEOUT_S = 240.0
 BUSY_PATIENCE_S = 30.0
 """How long the name of a session may stay taken by a gateway that has died."""
 _RETRY_S = 0.5
+_MAX_TROUBLES = 8
 _NUM_CLIENTS = 8
 
 
@@ -47,6 +45,7 @@ class Reading:
     Attributes:
         name: of conversation and turn, in messages.
         request: what was asked for.
+        deadline_s: how long its client tries to go on without a new token.
         left: the client left in the middle.
         prompt_tokens: from `Started`; None before it.
         tokens: ids that came.
@@ -60,6 +59,7 @@ class Reading:
 
     name: str
     request: GenerationRequest
+    deadline_s: float
     began_at: float = field(default_factory=time.monotonic)
     left: bool = False
     session: str = ""
@@ -113,17 +113,19 @@ class Load:
         seed: of the conversations.
         num_streams: how many at once.
         longest: most tokens of a turn.
+        deadline_s: how long clients try to go on without a new token, at the start of a stream too.
 
     Attributes:
         readings: all generations so far.
         crashes: errors of clients that are no `PacelineError`.
     """
 
-    def __init__(self, addresses: list[str], seed: int, num_streams: int, longest: int) -> None:
+    def __init__(self, addresses: list[str], seed: int, num_streams: int, *, longest: int, deadline_s: float) -> None:
         self._addresses = addresses
         self._seed = seed
         self._num_streams = num_streams
         self._longest = longest
+        self._deadline_s = deadline_s
         self._numbers = itertools.count()
         self._stop = asyncio.Event()
         self.readings: list[Reading] = []
@@ -140,9 +142,10 @@ class Load:
 
     async def run(self) -> None:
         """Returns when the last stream has ended after `stop`."""
+        policy = ResumePolicy(give_up_after_s=self._deadline_s, start_patience_s=self._deadline_s)
         async with contextlib.AsyncExitStack() as stack:
             clients = [
-                await stack.enter_async_context(AsyncClient(self._addresses, resume=POLICY))
+                await stack.enter_async_context(AsyncClient(self._addresses, resume=policy))
                 for _ in range(min(_NUM_CLIENTS, self._num_streams))
             ]
             async with asyncio.TaskGroup() as tasks:
@@ -163,24 +166,23 @@ class Load:
             request = turn.after(text)
             if request is None or (index and self._stop.is_set()):
                 return
-            reading = Reading(f"{conversation.name}, turn {index + 1}", request)
+            reading = Reading(f"{conversation.name}, turn {index + 1}", request, self._deadline_s)
             self.readings.append(reading)
-            await read(client, turn, reading, self._stop.is_set)
+            await read(client, turn, reading)
             if reading.finished is None:
                 return
             text = (*request.prompt.ids, *reading.tokens)  # type: ignore[union-attr]  # all prompts are ids
 
 
-async def read(client: AsyncClient, turn: Turn, reading: Reading, give_up: Callable[[], bool]) -> None:
+async def read(client: AsyncClient, turn: Turn, reading: Reading) -> None:
     """Reads one generation to its end. After a typed error it goes on from there, as its message says.
 
     Args:
         client: the resuming client.
         turn: says when to leave.
         reading: gets what comes.
-        give_up: whether an error is final.
     """
-    stream = client.generate(reading.request, timeout_s=STREAM_TIMEOUT_S, request_id=None)
+    stream = client.generate(reading.request, timeout_s=STREAM_TIMEOUT_S)
     busy_until = time.monotonic() + BUSY_PATIENCE_S
     while True:
         try:
@@ -196,17 +198,14 @@ async def read(client: AsyncClient, turn: Turn, reading: Reading, give_up: Calla
             stream = client.generate(reading.request, timeout_s=STREAM_TIMEOUT_S)
         except PacelineError as error:
             reading.fail(error)
-            point: ResumeRequest | None = error.point if isinstance(error, ResumeFailed) else None
-            if give_up():
+            if not isinstance(error, Unavailable) or len(reading.troubles) >= _MAX_TROUBLES:
                 return
             await asyncio.sleep(_RETRY_S)
-            if point is not None:
+            if isinstance(error, ResumeFailed) and error.point is not None:
                 reading.resuming = True
-                stream = client.resume(point, timeout_s=STREAM_TIMEOUT_S)
-            elif reading.prompt_tokens is None:
-                stream = client.generate(reading.request, timeout_s=STREAM_TIMEOUT_S)
+                stream = client.resume(error.point, timeout_s=STREAM_TIMEOUT_S)
             else:
-                return
+                stream = client.generate(reading.request, timeout_s=STREAM_TIMEOUT_S)
 
 
 async def _read_stream(stream: AsyncGenerator[GenerationEvent], turn: Turn, reading: Reading) -> None:

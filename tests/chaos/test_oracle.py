@@ -13,9 +13,10 @@ from paceline.text.request import GenerationRequest, TokenPrompt
 from tests.chaos.fleet import Blackouts
 from tests.chaos.models import ChaosModels
 from tests.chaos.oracle import Oracle, Undisturbed
-from tests.chaos.streams import DEADLINE_S, Reading, Trouble
+from tests.chaos.streams import Reading, Trouble
 
 PROMPT = (1, 2, 3, 4)
+DEADLINE_S = 20.0
 REQUEST = GenerationRequest(
     TokenPrompt(PROMPT), sampling=SamplingParams(temperature=0.9, ignore_eos=True), seed=3, max_tokens=24
 )
@@ -37,7 +38,7 @@ def undisturbed(oracle: Oracle, request: GenerationRequest = REQUEST) -> Undistu
 
 def reading_of(told: Undisturbed, request: GenerationRequest = REQUEST) -> Reading:
     """What the client sees of a generation, in two chunks."""
-    reading = Reading("a stream", request)
+    reading = Reading("a stream", request, DEADLINE_S)
     reading.take(Started("s", "tiny", len(PROMPT), request.seed or 0))
     for ids, text in ((told.tokens[:5], told.text[:5]), (told.tokens[5:], told.text[5:])):
         at = len(PROMPT) + len(reading.tokens) + len(ids)
@@ -127,6 +128,6 @@ def test_a_client_that_left_is_compared_as_far_as_it_had_read(oracle: Oracle) ->
 def test_an_error_is_excused_only_where_no_verifier_was_there(
     oracle: Oracle, error: PacelineError, dark: tuple[float, float], is_fault: bool
 ) -> None:
-    reading = Reading("a stream", REQUEST, troubles=[Trouble(error, 0.0, DEADLINE_S + 1.0)])
+    reading = Reading("a stream", REQUEST, DEADLINE_S, troubles=[Trouble(error, 0.0, DEADLINE_S + 1.0)])
     assert bool(faults(oracle, reading, Blackouts([dark]))) is is_fault
     assert oracle.num_excused == (not is_fault)

@@ -7,8 +7,8 @@
 #                Linux; empty: whatever build the default index offers
 #   V            1: show what pip does
 #   PYTEST_ARGS  passed to pytest by `make test`
-#   BENCH_ARGS   passed to `make bench`, `make bench-methods`, `make bench-engine`, `make bench-http` (e.g. --quick) and
-#                `make verify-lossless`
+#   BENCH_ARGS   passed to `make bench`, `make bench-methods`, `make bench-engine`, `make bench-http`, `make bench-fleet`
+#                (e.g. --quick) and `make verify-lossless`
 #   CONTAINER_TOOL, SERVICES, IMAGE_PREFIX, IMAGE_TAG, BASE, IMAGE_ARGS   of `make images`: see docs/images.md
 #   HELM3 HELM4  your own Helm binaries for `make chart-tools`, where none are packaged (other than Linux on x86-64)
 
@@ -35,7 +35,7 @@ TARGET_MODEL := smollm2-135m-instruct
 PIP_FLAGS := --disable-pip-version-check $(if $(V),,--quiet --quiet) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model chart-tools demo test test-unit lint format proto verify-lossless bench bench-methods bench-engine bench-http images test-containers clean distclean
+.PHONY: help setup model chart-tools demo test test-unit lint format proto verify-lossless bench bench-methods bench-engine bench-http bench-fleet images test-containers clean distclean
 
 help: ## Lists the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,6 +101,11 @@ bench-engine: model ## Measures passes, decoding, memory and paged attention of 
 
 bench-http: model ## Measures streaming over HTTP against streaming over gRPC on one fleet; wants a quiet machine
 	@$(BIN)/python -m bench.http_overhead $(BENCH_ARGS)
+
+bench-fleet: model ## Measures fleets: beside one process, drafting ahead, simulated devices; wants a quiet machine
+	@set -e; for part in fleet fleet_ahead fleet_scale; do \
+	  HF_HUB_OFFLINE=1 $(BIN)/python -m bench.$$part $(BENCH_ARGS); done
+	@$(BIN)/python -m bench.fleet_page
 
 images: ## Builds the container images paceline-gateway, -verifier and -drafter (docs/images.md)
 	@command -v "$(firstword $(CONTAINER_TOOL))" >/dev/null || { echo "No $(CONTAINER_TOOL) found: install Docker with buildx, or say" \

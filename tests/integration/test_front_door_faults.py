@@ -11,12 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.client import AsyncClient
 from paceline.errors import CapacityExceeded, Unavailable
-from paceline.text.request import GenerationRequest
 from tests.fakes.scripted_drafter import StepGate
 from tests.fakes.toy_runner import ToyRunner
-from tests.integration.fleet import TIMEOUT_S, VOCAB, perfect_method, plain_tokens, until
+from tests.integration.fleet import VOCAB, perfect_method, plain_tokens, until
 from tests.integration.front_door import Door, FrontDoor, body_of, content_of, error_of, front_door, post_bytes
 from tests.integration.http_calls import COMPLETIONS
 from tests.integration.paced import EXPECTED, LAW, PROMPT, Pace, PacedRunner, request_of
@@ -37,105 +35,7 @@ async def paced(folder: Path, **options: Any) -> AsyncIterator[tuple[FrontDoor, 
             pace.open()
 
 
-# --- clients that leave -----------------------------------------------------------------------------------------------
-
-
-class Visitor:
-    """A client that can be gone at any moment.
-
-    Args:
-        front: the doors.
-        name: which one it takes.
-    """
-
-    def __init__(self, front: FrontDoor, name: str) -> None:
-        self._front = front
-        self._name = name
-        self._reading: asyncio.Task[None] | None = None
-        self.pieces = 0
-        """Messages that have come; of an answer that comes whole none does."""
-
-    def come(self) -> None:
-        self._reading = asyncio.create_task(self._read())
-
-    async def leave(self) -> None:
-        assert self._reading is not None
-        self._reading.cancel()
-        await asyncio.wait({self._reading})
-        assert self._reading.cancelled(), "it was served before it could leave"
-
-    async def _read(self) -> None:
-        fleet = self._front.fleet
-        if self._name == "grpc":
-            async with fleet.client() as client, contextlib.aclosing(_events(client, request_of(fleet))) as events:
-                async for _ in events:
-                    self.pieces += 1
-            return
-        content = content_of(body_of(request_of(fleet), stream=self._name == "http stream"))
-        async with self._front.connect() as connection:
-            await connection.send(post_bytes(COMPLETIONS, content))
-            while piece := await connection.read():
-                self.pieces += piece.count(b"data: ")
-
-
-async def _events(client: AsyncClient, request: GenerationRequest) -> Any:
-    async for event in client.generate(request, timeout_s=TIMEOUT_S):
-        yield event
-
-
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("rounds", [0, 3], ids=["during prefill", "in the middle"])
-async def test_a_client_that_leaves_stops_the_work_within_a_round(tmp_path: Path, door: str, rounds: int) -> None:
-    async with paced(tmp_path) as (front, pace):
-        visitor = Visitor(front, door)
-        visitor.come()
-        for _ in range(rounds):
-            await pace.entered()
-            pace.allow()
-        await pace.entered()
-        if door != "http" and rounds:
-            await until(lambda: visitor.pieces >= rounds)
-        await visitor.leave()
-        # The drafter and the permit are free while the pass that had begun still runs.
-        await until(lambda: not front.fleet.gateway.sessions.num_running)
-        await until(lambda: front.fleet.drafters[0].num_sessions == 0)
-        pace.allow()
-        await front.idle()
-        assert len(front.fleet.verifiers[0].model.passes) == rounds + 1
-
-
-@pytest.mark.parametrize("door", DOORS)
-async def test_a_client_that_leaves_while_it_waits_never_begins(tmp_path: Path, door: str) -> None:
-    """It waits at a verifier whose only pass runs for another client."""
-    async with paced(tmp_path) as (front, pace):
-        first = asyncio.create_task(front.door("grpc").generate(request_of(front.fleet)))
-        await pace.entered()
-        visitor = Visitor(front, door)
-        visitor.come()
-        verifier = front.fleet.verifiers[0]
-        await until(lambda: verifier.alive.actor.num_waiting == 2)  # to be opened, and to be verified
-        await visitor.leave()
-        await until(lambda: front.fleet.gateway.sessions.num_running == 1)
-        await until(lambda: verifier.alive.actor.num_waiting == 3)
-        pace.open()
-        assert list((await first).token_ids) == EXPECTED
-        await front.idle()
-        assert all(len(parts) == 1 for parts in verifier.model.passes), "no pass was for the one that had left"
-
-
-@pytest.mark.parametrize("door", DOORS)
-async def test_a_client_that_leaves_before_there_is_a_verifier(tmp_path: Path, door: str) -> None:
-    async with front_door(tmp_path, LAW, settings={"verifier_wait_ms": 60_000}) as front:
-        await front.fleet.verifiers[0].kill()
-        await until(lambda: not front.fleet.verifier_pool.snapshot.ready)
-        visitor = Visitor(front, door)
-        visitor.come()
-        await until(lambda: front.fleet.gateway.sessions.num_running == 1)
-        await visitor.leave()
-        await front.idle()
-        await front.fleet.verifiers[0].boot()
-        assert list((await front.door(door).generate(request_of(front.fleet))).token_ids) == EXPECTED
-        assert front.fleet.verifiers[0].alive.actor.num_sessions <= 1
+# --- clients that leave; what each phase holds is in test_leaving.py ---------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -11,6 +11,7 @@ from paceline_drafter.settings import DrafterSettings
 from paceline_gateway.settings import GatewaySettings
 from paceline_verifier.settings import VerifierSettings
 
+from paceline.cli.serve import GRPC_CORE
 from paceline.runtime.settings import ServiceSettings
 from scripts.image_requirements import requirements
 
@@ -87,6 +88,11 @@ def test_only_two_folders_are_written_to(dockerfile: list[Instruction]) -> None:
     assert set_here["HOME"] == "/tmp"
     assert set_here["XDG_CACHE_HOME"] == "/cache"
     assert set_here["HF_HOME"] == "/cache/huggingface"
+
+
+def test_grpc_is_run_as_on_one_machine(dockerfile: list[Instruction]) -> None:
+    set_here = environment(last_stage(dockerfile))
+    assert {name: value for name, value in set_here.items() if name.startswith("GRPC_")} == GRPC_CORE
 
 
 def test_build_takes_nothing_from_elsewhere_but_packages(dockerfile: list[Instruction]) -> None:

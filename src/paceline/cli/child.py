@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from paceline.cli.serve import service_environment
 from paceline.errors import ConfigurationError
 
 _READY_POLL_S = 0.05
@@ -99,7 +100,7 @@ class Child:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**os.environ, **self.spec.environment},
+                    env={**service_environment(), **self.spec.environment},
                     start_new_session=True,
                 )
             except OSError as error:

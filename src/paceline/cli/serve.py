@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import NoReturn
 
 from paceline.errors import ConfigurationError
+
+GRPC_CORE: Mapping[str, str] = {"GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener"}
+"""What gRPC reads when it is imported: who waits for its completions reads the sockets too, so that each frame wakes a
+thread less. See docs/adr/0024-grpc-threads.md; images set the same."""
 
 
 class ServiceName(Enum):
@@ -35,7 +39,12 @@ def service_command(service: ServiceName, arguments: Sequence[str]) -> tuple[str
     return (sys.executable, "-m", package, *arguments)
 
 
+def service_environment() -> dict[str, str]:
+    """The variables of a service: this process's own, and what they do not say of gRPC."""
+    return {**GRPC_CORE, **os.environ}
+
+
 def serve(service: ServiceName, arguments: Sequence[str]) -> NoReturn:
     """Becomes the service: signals and exit status are the service's own."""
     command = service_command(service, arguments)
-    os.execv(command[0], command)  # noqa: S606 - the interpreter that runs this
+    os.execve(command[0], command, service_environment())  # noqa: S606 - the interpreter that runs this

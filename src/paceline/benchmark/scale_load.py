@@ -1,4 +1,8 @@
-"""N sessions that write without end, through one gateway of a fleet of simulated devices."""
+"""N sessions that write without end, through one gateway of a fleet of simulated devices.
+
+The client is the bare stub: it shares the machine with the fleet, and what it costs is missing there. One channel,
+messages that are only counted, nothing that resumes.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,20 @@ import asyncio
 import random
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from paceline.client import AsyncClient
-from paceline.generation import Chunk
+import grpc.aio
+
 from paceline.messages import SamplingParams
+from paceline.runtime.grpc_client import open_channel
+from paceline.runtime.grpc_errors import error_from_rpc
 from paceline.text.request import GenerationRequest, SpeculationOptions, TokenPrompt
+from paceline.v1 import gateway_pb2
+from paceline.v1.gateway_pb2_grpc import GenerationStub
+from paceline.wire.generation import generate_request_to_pb
+
+if TYPE_CHECKING:
+    from paceline.v1.gateway_pb2_grpc import GenerationAsyncStub  # in the stub file only
 
 _PROMPT_TOKENS = 16
 _START_TIMEOUT_S = 120.0
@@ -39,13 +51,16 @@ class Load:
     def __init__(
         self, address: str, prompts: Sequence[tuple[int, ...]], num_speculative_tokens: int | None, max_tokens: int
     ) -> None:
-        self._client = AsyncClient(address)
+        self._channel = open_channel(address)
+        self._stub: GenerationAsyncStub = GenerationStub(self._channel)
         self._requests = [
-            GenerationRequest(
-                TokenPrompt(prompt),
-                sampling=SamplingParams(temperature=0.0),
-                max_tokens=max_tokens,
-                speculation=SpeculationOptions(num_speculative_tokens != 0, "", num_speculative_tokens),
+            generate_request_to_pb(
+                GenerationRequest(
+                    TokenPrompt(prompt),
+                    sampling=SamplingParams(temperature=0.0),
+                    max_tokens=max_tokens,
+                    speculation=SpeculationOptions(num_speculative_tokens != 0, "", num_speculative_tokens),
+                )
             )
             for prompt in prompts
         ]
@@ -82,15 +97,18 @@ class Load:
                 task.result()
                 raise RuntimeError("a session came to its end while it was measured: raise max_model_len")
 
-    async def _session(self, request: GenerationRequest) -> None:
+    async def _session(self, request: gateway_pb2.GenerateRequest) -> None:
         began = False
         try:
-            async for event in self._client.generate(request):
-                if isinstance(event, Chunk):
-                    self.tokens += len(event.token_ids)
-                    if not began:
-                        began = True
-                        self._began()
+            async for response in self._stub.Generate(request):
+                count = len(response.chunk.token_ids)
+                self.tokens += count
+                if count and not began:
+                    began = True
+                    self._began()
+        except grpc.aio.AioRpcError as error:
+            self._all_began.set()
+            raise error_from_rpc(error) from error
         except BaseException:
             self._all_began.set()  # whoever waits for a beginning should hear of this
             raise
@@ -104,4 +122,4 @@ class Load:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._client.close()
+        await self._channel.close()

@@ -117,6 +117,12 @@ def default_name(reference: str) -> str:
     return name.removesuffix(".gguf") or reference
 
 
+def lasting_reference(reference: str) -> str:
+    """The same reference for whoever reads it in another working directory: a folder or a file by its whole path."""
+    path = Path(reference).expanduser()
+    return str(path.resolve()) if reference not in BUILT_IN and path.exists() else reference
+
+
 def resolve(reference: str, *, weights: bool = True, progress: Progress = _silent) -> Path:
     """The local folder of a model, fetched and converted on first use.
 
@@ -189,7 +195,11 @@ def _check_folder(folder: Path, reference: str, weights: bool) -> None:
 
 def _with_base(adapter: Path, weights: bool, progress: Progress) -> Path:
     reference = base_reference(adapter)
-    folder = _find(reference, weights, progress)
+    try:
+        folder = _find(reference, weights, progress)
+    except (NotFound, Unavailable) as error:
+        place = f"base_model_name_or_path of {adapter / ADAPTER_CONFIG}"
+        raise type(error)(f"the base of an adapter, {place}: {error.message}", field="model") from error
     if is_adapter(folder):
         # Perhaps itself: nobody follows these for ever.
         raise ModelError(

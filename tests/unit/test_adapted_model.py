@@ -11,7 +11,7 @@ import pytest
 
 from paceline.adapted_model import ADAPTER_CONFIG, ADAPTER_FOLDER, EXIT_LAYER
 from paceline.errors import ModelError, NotFound
-from paceline.model_source import CacheSettings, resolve
+from paceline.model_source import CacheSettings, lasting_reference, resolve
 from tests.fakes.tiny_tokenizer import write_letters
 
 
@@ -74,6 +74,21 @@ def test_the_exit_layer_may_stand_in_the_adapter_s_own_configuration(base: Path,
     adapter = write_adapter(tmp_path / "mine", str(base))
     (adapter / ADAPTER_CONFIG).write_text(json.dumps({"base_model_name_or_path": str(base), EXIT_LAYER: 3}))
     assert json.loads((resolve(str(adapter)) / "config.json").read_text())[EXIT_LAYER] == 3
+
+
+def test_a_base_that_is_not_found_is_said_to_be_one(tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "mine", "gone.gguf")
+    with pytest.raises(
+        NotFound, match=r"base_model_name_or_path of .*mine/adapter_config\.json: there is no file gone"
+    ):
+        resolve(str(adapter))
+
+
+def test_a_reference_that_holds_in_any_working_directory(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(base.parent)
+    assert lasting_reference("base") == lasting_reference("./base/") == str(base)
+    assert lasting_reference("owner/name") == "owner/name"
+    assert lasting_reference("smollm2-135m-instruct") == "smollm2-135m-instruct"
 
 
 def test_an_adapter_without_a_base_or_on_another_adapter_is_refused(base: Path, tmp_path: Path, cache: Path) -> None:

@@ -75,7 +75,7 @@ class Learner(nn.Module, ABC):
 
         Args:
             folder: made if it is not there.
-            target_name: what the target was called.
+            target_name: a reference to the target, which holds in any working directory.
         """
 
     def prepare_to_write(self, batches: list[Batch]) -> None:

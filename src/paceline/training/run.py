@@ -16,7 +16,7 @@ import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
 from accelerate.utils import DistributedDataParallelKwargs  # type: ignore[import-untyped]
 
-from paceline.model_source import CacheSettings, default_name, resolve
+from paceline.model_source import CacheSettings, default_name, lasting_reference, resolve
 from paceline.training import report
 from paceline.training.batches import BatchSource
 from paceline.training.checkpoint import CheckpointFolder
@@ -124,7 +124,7 @@ def train(
     if accelerator.is_main_process:
         learner.eval()
         learner.prepare_to_write(loop.eval_batches())
-        learner.write(options.out, default_name(options.target))
+        learner.write(options.out, lasting_reference(options.target))
         report.write_history(options.out, loop.history)
         machine = report.machine_facts(_device_name(accelerator), accelerator.num_processes)
         report.write_provenance(options.out, _provenance(method.name, options, corpus, split, target, result, machine))

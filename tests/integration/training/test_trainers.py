@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.adapted_model import base_reference
 from paceline.checkpoint_files.lora import merge_lora
 from paceline.drafting.checkpoints.draft_vocabulary import load_draft_vocabulary
 from paceline.drafting.checkpoints.layerskip import load_layerskip
@@ -76,7 +77,8 @@ def is_a_draft_model(folder: Path, target: TrainingTarget, answers: Path, _resul
 
 
 def is_an_early_exit(folder: Path, target: TrainingTarget, _answers: Path, _result: TrainResult) -> bool:
-    """The adapter belongs to the target, and says where to exit and what to propose."""
+    """The adapter belongs to the target and finds it, and says where to exit and what to propose."""
+    assert base_reference(folder) == str(target.folder.resolve())
     checkpoint = load_layerskip(folder, TargetFacts(target.hidden_size, target.num_layers, target.vocab_size))
     assert checkpoint.adapter is not None
     assert checkpoint.target_ids is not None

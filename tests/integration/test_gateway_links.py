@@ -180,11 +180,19 @@ async def test_sessions_that_left_while_the_link_was_broken_are_closed_later() -
         await until(lambda: peer.commands == [verify(2)])
 
 
-async def test_a_peer_that_does_not_read_fills_the_outbox_and_no_more() -> None:
-    async with linked(LinkLimits(outbox_commands=50, frame_bytes=1)) as (peer, link):
+@pytest.mark.parametrize(
+    ("limits", "refusal"),
+    [
+        (LinkLimits(outbox_commands=50, frame_bytes=1), "at most 50 and"),
+        (LinkLimits(outbox_bytes=2**20, frame_bytes=1), "at most 8192 and 1048576 may"),
+    ],
+    ids=["count", "bytes"],
+)
+async def test_a_peer_that_does_not_read_fills_the_outbox_and_no_more(limits: LinkLimits, refusal: str) -> None:
+    async with linked(limits) as (peer, link):
         peer.reading.clear()
         large = Open("s", 1, tuple(range(100_000)), 3, SamplingParams())
-        with pytest.raises(CapacityExceeded, match="at most 50"):
+        with pytest.raises(CapacityExceeded, match=refusal):
             await send_for_ever(link, large)
         link.attach("s", Port())
         link.detach("s", 1)  # a close is never refused

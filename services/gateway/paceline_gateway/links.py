@@ -225,14 +225,14 @@ class Link:
                 f"at most {self._limits.outbox_commands} and {self._limits.outbox_bytes} may"
             )
         message = self._codec.command_to_pb(command)
-        size_bytes = message.ByteSize() + _FRAME_OVERHEAD_BYTES
-        if size_bytes > self._max_message_bytes:
+        size_bytes = message.ByteSize()
+        if size_bytes + _FRAME_OVERHEAD_BYTES > self._max_message_bytes:
             raise InvalidArgument(
-                f"the session needs a message of {size_bytes} bytes to {self.address}; at most "
+                f"the session needs a message of {size_bytes + _FRAME_OVERHEAD_BYTES} bytes to {self.address}; at most "
                 f"{self._max_message_bytes} may be sent (max_message_bytes)",
                 field="prompt",
             )
-        waiting.put(message)
+        waiting.put(message, size_bytes)
         if not isinstance(command, Open):
             self._owe(command.session)
 

@@ -30,9 +30,10 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._messages)
 
-    def put(self, message: Any) -> None:
-        """Adds a message."""
-        size_bytes = message.ByteSize()
+    def put(self, message: Any, size_bytes: int | None = None) -> None:
+        """Adds a message, with its size if that is known already."""
+        if size_bytes is None:
+            size_bytes = message.ByteSize()
         self._messages.append((message, size_bytes))
         self.num_bytes += size_bytes
         self._wake.set()

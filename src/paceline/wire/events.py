@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline import messages as m
 from paceline.errors import InvalidArgument
+from paceline.speculation.tree import EMPTY_BLOCK
 from paceline.v1 import common_pb2, drafter_pb2, verifier_pb2
 from paceline.wire.parts import (
     draft_probs_from_pb,
@@ -91,9 +92,9 @@ def verified_from_pb(event: verifier_pb2.Verified) -> m.Verified:
         accepted_path=tuple(event.accepted_path),
         tokens=tuple(event.tokens),
         kv_len=event.kv_len,
-        logprobs=tuple(token_logprobs_from_pb(entry) for entry in event.logprobs),
+        logprobs=tuple([token_logprobs_from_pb(entry) for entry in event.logprobs]),
         timing=timing_from_pb(event.timing),
-        next_block=tree_from_pb(event.next_block),
+        next_block=tree_from_pb(event.next_block) if event.HasField("next_block") else EMPTY_BLOCK,
         next_confidences=tuple(event.next_confidences),
         next_method=event.next_method,
         features=features_from_pb(event.features) if event.HasField("features") else None,

@@ -97,13 +97,13 @@ def tree_from_pb(tree: common_pb2.DraftTree) -> DraftTree:
     Raises:
         InvalidArgument: the parents form no tree, siblings repeat a token, or there are too many nodes.
     """
-    if not tree.tokens and not tree.parents:
+    tokens, parents = tree.tokens, tree.parents
+    if not tokens and not parents:
         return EMPTY_BLOCK
-    for name, values in (("tokens", tree.tokens), ("parents", tree.parents)):
-        if len(values) > MAX_BLOCK_NODES:
-            raise InvalidArgument(f"block has {len(values)} {name}; at most {MAX_BLOCK_NODES}", field=f"block.{name}")
-    tokens = tuple(tree.tokens)
-    return DraftTree(tokens, tuple(tree.parents)) if tree.parents else DraftTree.chain(tokens)
+    for name, count in (("tokens", len(tokens)), ("parents", len(parents))):
+        if count > MAX_BLOCK_NODES:
+            raise InvalidArgument(f"block has {count} {name}; at most {MAX_BLOCK_NODES}", field=f"block.{name}")
+    return DraftTree(tuple(tokens), tuple(parents)) if parents else DraftTree.chain(tokens)
 
 
 def draft_probs_to_pb(probs: m.DraftProbs) -> common_pb2.DraftProbs:

@@ -35,7 +35,7 @@ async def paced(folder: Path, **options: Any) -> AsyncIterator[tuple[FrontDoor, 
             pace.open()
 
 
-# --- clients that leave; what each phase holds is in test_leaving.py ---------------------------------------------------
+# --- clients that leave; what each phase holds is in test_leaving.py --------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [False, True])

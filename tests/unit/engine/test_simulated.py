@@ -12,7 +12,7 @@ from paceline.drafting.draft_model import DraftModelMethod
 from paceline.drafting.local import LocalDrafter
 from paceline.drafting.torch_runner import TorchDraftRunner
 from paceline.engine.local import LocalRequest, generate
-from paceline.engine.simulated.pass_time import PassTime, sleep_until
+from paceline.engine.simulated.pass_time import Alarm, PassTime
 from paceline.engine.simulated.runner import SimulatedModel, SimulatedRunner
 from paceline.engine.simulated.text import SimulatedText
 from paceline.engine.target import TargetEngine
@@ -100,8 +100,16 @@ def test_the_thread_waits_for_the_stated_time_and_uses_no_cpu_for_it() -> None:
 
 def test_a_deadline_in_the_past_is_no_wait() -> None:
     started_s = time.perf_counter()
-    sleep_until(started_s - 1.0)
+    Alarm().wait_until(started_s - 1.0)
     assert time.perf_counter() - started_s < 0.05
+
+
+def test_an_alarm_that_was_late_before_is_never_early() -> None:
+    alarm = Alarm()
+    for _ in range(20):
+        deadline_s = time.perf_counter() + 0.001
+        alarm.wait_until(deadline_s)
+        assert time.perf_counter() >= deadline_s
 
 
 def test_hidden_states_are_refused_and_so_is_a_vocabulary_without_choice() -> None:

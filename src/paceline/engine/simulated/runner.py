@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from paceline.engine.features import FeatureRows
 from paceline.engine.kv.pool import DEFAULT_PAGE_TOKENS, KVPool, PlaneShape, SequenceKV
 from paceline.engine.runner import RunnerInfo, SequencePass
-from paceline.engine.simulated.pass_time import PassTime, sleep_until
+from paceline.engine.simulated.pass_time import Alarm, PassTime
 from paceline.engine.simulated.text import SimulatedText
 from paceline.errors import ConfigurationError
 
@@ -107,6 +107,7 @@ class SimulatedRunner:
         self._text = model.text(vocab_size, eos_token_ids)
         self._num_candidates = _NUM_CANDIDATES if model.candidates else 1
         self._pass_time = model.pass_time
+        self._alarm = Alarm()
         self._vocab_size = vocab_size
         max_len = max_model_len or DEFAULT_MAX_MODEL_LEN
         # A page more for each, since the last one is rarely full.
@@ -147,7 +148,7 @@ class SimulatedRunner:
         """Runs one pass; see `ModelRunner.forward`. Returns when the device would have."""
         started_s = time.perf_counter()
         logits = [self._part(part) for part in batch]
-        sleep_until(started_s + self._pass_time.seconds(sum(part.num_tokens for part in batch)))
+        self._alarm.wait_until(started_s + self._pass_time.seconds(sum(part.num_tokens for part in batch)))
         return logits
 
     def _part(self, part: SequencePass) -> torch.Tensor:

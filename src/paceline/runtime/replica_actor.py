@@ -385,7 +385,6 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         self._pass_started_s = None
         for one in passes:
             outcome = one.outcome
-            self.meter.passed(one, None if isinstance(outcome, Exception) else self.size_of(outcome))
             if isinstance(outcome, PacelineError):
                 logger.warning("a pass failed: %s", outcome.message, extra={"code": outcome.code})
                 self.pass_failed(outcome)
@@ -394,6 +393,10 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
                 self.pass_failed(PacelineError(INTERNAL_MESSAGE))
             else:
                 self.pass_done(outcome)
+        if not self.pass_due():
+            await asyncio.sleep(0)  # answers go out first, since nothing else waits
+        for one in passes:
+            self.meter.passed(one, None if isinstance(one.outcome, Exception) else self.size_of(one.outcome))
 
     def _run_pass(self) -> ResultT:
         self._pass_started_s = self.clock()

@@ -215,6 +215,16 @@ async def test_one_epoch_has_one_owner(store: SessionStore) -> None:
     assert await store.finish("chat.1", 3, "gateway-2", SessionState.FINISHED, "stop") is APPLIED
 
 
+async def test_a_lost_record_that_has_ended_is_not_put_over_the_next_turns(store: SessionStore) -> None:
+    """The next turn found no record, so it began to count epochs anew."""
+    taken = record(epoch=1, owner="gateway-2", tokens=(*PROMPT, 21, 22))
+    await store.create(taken)
+    for state in (SessionState.FINISHED, SessionState.CANCELLED, SessionState.FAILED):
+        assert await store.put(record(state=state)) is FENCED
+    assert await store.get("chat.1") == taken
+    assert await store.append(append(23, at=5, epoch=1, owner="gateway-2")) is APPLIED
+
+
 @pytest.mark.parametrize("epoch", [1, 3])
 async def test_a_lost_record_is_not_put_over_another_tenants(store: SessionStore, epoch: int) -> None:
     taken = record(epoch=epoch, tenant="other")

@@ -60,7 +60,8 @@ class MemoryStore:
         before = self._live(record.session)
         if before is not None:
             mine = before.tenant == record.tenant and (before.epoch < record.epoch or before.owner == record.owner)
-            if not mine or before.epoch > record.epoch:
+            over = record.state is not SessionState.RUNNING and before.epoch < record.epoch
+            if not mine or before.epoch > record.epoch or over:
                 return AppendOutcome.FENCED
         self._write(record)
         return AppendOutcome.APPLIED

@@ -145,7 +145,7 @@ class SessionStore(Protocol):
 
         Returns:
             APPLIED, or FENCED when the name is another tenant's, or somebody else owns it under this epoch or a newer
-            one.
+            one, or under any if this generation has ended.
         """
 
     async def append(self, append: Append) -> AppendOutcome:

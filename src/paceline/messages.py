@@ -160,7 +160,8 @@ class Features:
 class ModelInfo:
     """What a replica serves. Of its memory a verifier spends `drafting_bytes` on drafting by itself and on features.
 
-    `features` are those that a verifier serves, or that a drafter cannot draft without.
+    `features` are those that a verifier serves, or that a drafter cannot draft without. `weights_digest` is that of a
+    verifier; empty where it is not known.
     """
 
     model: str
@@ -176,6 +177,7 @@ class ModelInfo:
     max_sessions: int = 0
     drafting_bytes: int = 0
     features: FeatureFormat | None = None
+    weights_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,6 +245,7 @@ class FleetOptions:
         tokenizer_hash: what drafters say theirs is; None for that of their tokenizer.
         drafter_tokenizer: theirs; None for the gateway's.
         verifier_tokenizer: theirs; None for the gateway's.
+        weights: tells the digest of the weights that a verifier begins a life with.
         vocab_size: of the target, and of the tokenizer that `write_model` writes.
     """
 
@@ -262,6 +263,7 @@ class FleetOptions:
     tokenizer_hash: str | None = None
     drafter_tokenizer: Tokenizer | None = None
     verifier_tokenizer: Tokenizer | None = None
+    weights: Callable[[], str] = lambda: ""
     vocab_size: int = VOCAB
     write_model: Callable[[Path], Path] = lambda folder: write_letters(folder, VOCAB, max_model_len=256)
 
@@ -404,6 +406,7 @@ class Fleet:
             max_model_len=runner.info.max_model_len,
             tokenizer_hash=tokenizer.fingerprint,
             max_draft_tokens=self.options.target.max_draft_tokens,
+            weights_digest=self.options.weights(),
         )
         return Life(actor, VerifierService(verifier_door(), lambda: Replica(actor, info, tokenizer.vocabulary)), runner)
 

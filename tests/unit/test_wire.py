@@ -211,6 +211,7 @@ def test_drafter_events_survive_the_wire(event: m.DrafterEvent) -> None:
         max_sessions=COUNTS,
         drafting_bytes=LONGS,
         features=st.none() | FORMATS,
+        weights_digest=NAMES,
     )
 )
 def test_model_info_survives_the_wire(info: m.ModelInfo) -> None:

@@ -157,6 +157,7 @@ class FindReplica:
         context_len: tokens that the session may come to hold; 0 where a smaller context is of use too.
         features: those that the session's verifier serves: drafters that build on others are of no use to it.
         prefer: address to take if nothing speaks against it, such as one that holds the session's rows; empty for none.
+        weights_digest: only verifiers with these weights, or with weights that are not known; empty for any.
         prefixes: hashes of beginnings of the session's tokens, longest first, to find a verifier that knows one.
     """
 
@@ -168,6 +169,7 @@ class FindReplica:
     context_len: int = 0
     features: FeatureFormat | None = None
     prefer: str = ""
+    weights_digest: str = ""
     prefixes: tuple[int, ...] = ()
 
 

@@ -46,6 +46,7 @@ class Fitness:
         # Per fingerprint what came of the comparison: a vocabulary is large, a replica that does not fit is tried again
         # and again, and the pods of one model come and go under ever new addresses.
         self._differences: dict[str, str] = {}
+        self._weights: dict[str, str] = {}
 
     async def check(self, lane: Lane, address: str, info: ModelInfo, ask: AskVocabulary) -> None:
         """Refuses a replica that does not fit.
@@ -69,6 +70,8 @@ class Fitness:
             )
         if lane is Lane.DRAFTER:
             await self._check_features(address, info)
+        elif info.weights_digest:
+            self._compare_weights(address, info.weights_digest)
         if lane is Lane.DRAFTER and not info.tokenizer_hash:
             return
         if info.tokenizer_hash != self._tokenizer.fingerprint:
@@ -76,6 +79,19 @@ class Fitness:
             raise ConfigurationError(
                 f"{lane.value} {address} has another tokenizer: {difference}; use models of one family", field="model"
             )
+
+    def _compare_weights(self, address: str, digest: str) -> None:
+        """Other weights of the same name are welcome, as while they are rolled out: each session keeps to its own."""
+        others = {other: there for other, there in self._weights.items() if other != digest}
+        if others and digest not in self._weights:
+            logger.warning(
+                "verifier %s serves other weights of model %s (digest %s) than %s: no session can move between them",
+                address,
+                self.model,
+                digest,
+                ", ".join([f"{there} ({other})" for other, there in others.items()]),
+            )
+        self._weights[digest] = address
 
     async def _check_features(self, address: str, info: ModelInfo) -> None:
         """Refuses a drafter that builds on features which no verifier serves; without a verifier nobody knows."""

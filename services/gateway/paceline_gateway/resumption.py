@@ -37,6 +37,7 @@ class Resumption:
         tail: recorded tokens that the client lacks; None if there are none.
         verifier: address of the verifier that served it; empty for none.
         drafter: the same of the drafter.
+        weights_digest: of the weights that gave the recorded tokens; empty where they are not known.
     """
 
     generation_start: int
@@ -46,6 +47,7 @@ class Resumption:
     tail: Commit | None = None
     verifier: str = ""
     drafter: str = ""
+    weights_digest: str = ""
 
     def used(self, lane: Lane) -> str:
         """Address of the replica that served it, which may still hold its rows."""
@@ -152,7 +154,16 @@ def replay_record(record: SessionRecord, asked: ResumeRequest, tokenizer: Tokeni
         texts = tuple([token.text for token in committed.tokens[known:]])
         tail = Commit(next_token, recorded[known:], (TokenOrigin.RECORDED,) * len(texts), (), texts)
     positions = record.positions
-    resumption = Resumption(start, recorded, next_token, asked.ids_hash, tail, positions.verifier, positions.drafter)
+    resumption = Resumption(
+        start,
+        recorded,
+        next_token,
+        asked.ids_hash,
+        tail,
+        positions.verifier,
+        positions.drafter,
+        positions.weights_digest if recorded else "",
+    )
     return Replay(record, prepared, committer, resumption)
 
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.token_log import TokenLog
+from paceline.weights_digest import same_weights
 from paceline_gateway.commands import FindReplica
 from paceline_gateway.effects import Lane, Replica
 
@@ -92,7 +93,7 @@ def _is_of_use(lane: Lane, find: FindReplica, replica: Replica) -> bool:
     if info.max_model_len and info.max_model_len < find.context_len:
         return False
     if lane is Lane.VERIFIER:
-        return True
+        return same_weights(find.weights_digest, info.weights_digest)
     return replica.finds_features(find.features) and (not find.method or replica.drafts_by(find.method))
 
 

@@ -342,6 +342,7 @@ class SessionActor:
                 context_len=len(plan.prompt) + plan.max_tokens if is_verifier else 0,
                 features=None if is_verifier else self._loop.verifier.features,
                 prefer="" if plan.resumption is None else plan.resumption.used(lane),
+                weights_digest=self._loop.verifier.weights_digest if is_verifier else "",
                 prefixes=prefixes_of(self._loop.log) if is_verifier else (),
             )
         )
@@ -375,4 +376,5 @@ class SessionActor:
             drafter=drafter.attachment.address,
             drafter_kv_len=drafter.book.kv_len,
             acceptance_ewma=self._loop.evidence.acceptance_ewma,
+            weights_digest=verifier.weights_digest,
         )

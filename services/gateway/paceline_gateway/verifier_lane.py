@@ -90,6 +90,8 @@ class VerifierLane:
         self.attachment = Attachment(Lane.VERIFIER, patience.return_window_s, effects)
         self.outstanding: Verify | None = None
         self.kv_len = 0
+        self.weights_digest = "" if plan.resumption is None else plan.resumption.weights_digest
+        """Of the weights that gave the tokens so far; empty as long as there are none."""
         self.typical_s: float | None = None
         """Running mean of a round trip; of one that reads all tokens only until there was another kind."""
 
@@ -189,7 +191,10 @@ class VerifierLane:
         since = self.attachment.without_since
         if since is not None and now >= since + self._patience_s():
             waited_s = now - since
-            raise Unavailable(f"no verifier of model {self._plan.model!r} for {waited_s:.1f} s; try again later")
+            weights = f" with the session's weights (digest {self.weights_digest})" if self.weights_digest else ""
+            raise Unavailable(
+                f"no verifier of model {self._plan.model!r}{weights} for {waited_s:.1f} s; try again later"
+            )
         if self._silence_ends is not None and now >= self._silence_ends:
             self._silences += 1
             self._missed_since(self._sent_at)
@@ -276,6 +281,8 @@ class VerifierLane:
         self._move = False
         self.kv_len = event.kv_len
         took, reading = now - self._sent_at, self._reading
+        if self.attachment.replica is not None:
+            self.weights_digest = self.attachment.replica.info.weights_digest or self.weights_digest
         gap_s, self._lost_at = None if self._lost_at is None else now - self._lost_at, None
         self._learn_typical(took)
         next_block = Tail.drafted(event.next_block, (), self._plan.rule).top(command.next_depth)

@@ -30,6 +30,7 @@ from paceline.runtime.replica_service import Replica
 from paceline.speculation.tree import EMPTY_BLOCK
 from paceline.text.tokenizer import Tokenizer
 from paceline.token_log import TokenLog
+from paceline.weights_digest import weights_digest
 from paceline_verifier.serving import joint_taps, serve, served_taps
 from paceline_verifier.settings import VerifierSettings
 from paceline_verifier.simulation import load_simulated
@@ -76,7 +77,7 @@ def load_replica(settings: VerifierSettings) -> Replica[VerifierCommand, Verifie
     )
     served = None if settings.served_features == "none" else serve(loaded, taps, settings.feature_dtype)
     drafter = None if plan is None else plan.build(loaded, tokenizer)
-    return _replica(settings, loaded, tokenizer, drafter, served)
+    return _replica(settings, loaded, tokenizer, drafter, served, weights_digest(folder))
 
 
 def _replica(
@@ -85,6 +86,7 @@ def _replica(
     tokenizer: Tokenizer,
     drafter: SelfDrafter | None = None,
     served: ServedFeatures | None = None,
+    digest: str = "",
 ) -> Replica[VerifierCommand, VerifierEvent]:
     """The verifier of a target that is loaded, once it has generated a few tokens."""
     logger.info(
@@ -115,7 +117,7 @@ def _replica(
     )
     probe(engine)
     actor = VerifyActor(engine, actor_limits(settings), gather_window_s=settings.gather_window_ms / 1000)
-    return Replica(actor, _model_info(settings, runner, tokenizer, drafter, served), tokenizer.vocabulary)
+    return Replica(actor, _model_info(settings, runner, tokenizer, drafter, served, digest), tokenizer.vocabulary)
 
 
 def _model_info(
@@ -124,6 +126,7 @@ def _model_info(
     tokenizer: Tokenizer,
     drafter: SelfDrafter | None,
     served: ServedFeatures | None,
+    digest: str,
 ) -> ModelInfo:
     """What is said of the target to gateways."""
     own_weights_bytes, own_kv_bytes = (0, 0) if drafter is None else (drafter.weights_bytes, drafter.kv_bytes)
@@ -141,6 +144,7 @@ def _model_info(
         max_sessions=settings.max_sessions,
         drafting_bytes=own_weights_bytes + own_kv_bytes + runner.info.feature_bytes,
         features=None if served is None else served.format,
+        weights_digest=digest,
     )
 
 

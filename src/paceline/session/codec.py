@@ -38,6 +38,7 @@ def position_fields(positions: Positions) -> dict[str, str]:
         "drafter": positions.drafter,
         "drafter_kv_len": str(positions.drafter_kv_len),
         "acceptance_ewma": repr(positions.acceptance_ewma),
+        "weights_digest": positions.weights_digest,
     }
 
 
@@ -89,6 +90,7 @@ def record_from_fields(session: str, raw: Mapping[bytes, bytes], packed_tokens: 
                 drafter=values.get("drafter", ""),
                 drafter_kv_len=int(values.get("drafter_kv_len", 0)),
                 acceptance_ewma=float(values.get("acceptance_ewma", 0.0)),
+                weights_digest=values.get("weights_digest", ""),
             ),
             finish_reason=values.get("finish_reason", ""),
             max_tokens=int(values["max_tokens"]) if values.get("max_tokens") else None,

@@ -26,13 +26,17 @@ class SessionState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Which replicas serve the session and how many key/value rows they hold; empty names when none does."""
+    """Which replicas serve the session and how many key/value rows they hold; empty names when none does.
+
+    `weights_digest` names the weights that gave its tokens; empty where they are not known.
+    """
 
     verifier: str = ""
     verifier_kv_len: int = 0
     drafter: str = ""
     drafter_kv_len: int = 0
     acceptance_ewma: float = 0.0
+    weights_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)

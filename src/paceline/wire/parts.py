@@ -253,6 +253,7 @@ def model_info_to_pb(info: m.ModelInfo) -> common_pb2.ModelInfo:
         boot_id=info.boot_id,
         drafting_bytes=info.drafting_bytes,
         features=None if info.features is None else feature_format_to_pb(info.features),
+        weights_digest=info.weights_digest,
     )
 
 
@@ -272,6 +273,7 @@ def model_info_from_pb(info: common_pb2.ModelInfo) -> m.ModelInfo:
         boot_id=info.boot_id,
         drafting_bytes=info.drafting_bytes,
         features=feature_format_from_pb(info.features) if info.HasField("features") else None,
+        weights_digest=info.weights_digest,
     )
 
 

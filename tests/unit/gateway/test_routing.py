@@ -68,6 +68,17 @@ def test_one_on_trial_gets_its_session_whatever_the_load() -> None:
     assert chosen([first, replace(second, on_trial=True, works=False)]) == "a", "it has its session already"
 
 
+def test_a_session_goes_on_only_with_the_weights_that_it_began_with() -> None:
+    first, second, unknown = there(0, 5, 9)
+    first = replace(first, replica=Replica("a", replace(INFO, weights_digest="new")))
+    second = replace(second, replica=Replica("b", replace(INFO, weights_digest="old")))
+    begun = replace(FIND, weights_digest="old")
+    assert chosen([first, second], find=begun) == "b"
+    assert chosen([first, unknown], find=begun) == "c"
+    assert chosen([first], find=begun) == ""
+    assert chosen([first, second]) == "a", "one that has no token yet goes anywhere"
+
+
 # --- drafters of several methods --------------------------------------------------------------------------------------
 
 POOLS = (("draft_model",), ("ngram",), ("ngram", "eagle3"), ("draft_model",))

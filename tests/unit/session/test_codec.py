@@ -36,7 +36,7 @@ records = st.builds(
     rule=st.sampled_from(AcceptanceRule),
     generation_start=int32,
     tokens=st.lists(int32, max_size=50).map(tuple),
-    positions=st.builds(Positions, text, int32, text, int32, finite),
+    positions=st.builds(Positions, text, int32, text, int32, finite, text),
     finish_reason=text,
     max_tokens=st.none() | int32,
     stop=st.lists(text, max_size=3).map(tuple),

@@ -113,10 +113,11 @@ class Committer:
         stop_string: the stop string that ended it, if one did.
     """
 
-    __slots__ = ("_detokenizer", "_hidden", "_matcher", "_settings", "finish", "num_tokens", "stop_string")
+    __slots__ = ("_detokenizer", "_end_ids", "_hidden", "_matcher", "_settings", "finish", "num_tokens", "stop_string")
 
     def __init__(self, tokenizer: Tokenizer, settings: EndSettings, prompt_ids: Sequence[int] = ()) -> None:
         self._settings = settings
+        self._end_ids = settings.stop_token_ids | (frozenset() if settings.ignore_eos else settings.eos_token_ids)
         self._detokenizer = Detokenizer(tokenizer, prompt_ids)
         self._matcher = StopMatcher(settings.stop) if settings.stop else None
         self._hidden = ""
@@ -139,7 +140,7 @@ class Committer:
             raise PacelineError(f"token {token_id} was committed after the generation's end ({self.finish.value})")
         self.num_tokens += 1
         armed = self.num_tokens > self._settings.min_tokens
-        if armed and self._ends(token_id):
+        if armed and token_id in self._end_ids:
             text = self._release()
             self.finish = FinishReason.STOP
         else:
@@ -157,10 +158,6 @@ class Committer:
             if self.finish is not None:
                 break
         return CommittedRound(tuple(committed))
-
-    def _ends(self, token_id: int) -> bool:
-        is_eos = token_id in self._settings.eos_token_ids and not self._settings.ignore_eos
-        return is_eos or token_id in self._settings.stop_token_ids
 
     def _push_text(self, token_id: int, *, armed: bool) -> str:
         """Text that becomes visible with a token; sets `finish` if it completes a stop string."""

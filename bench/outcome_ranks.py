@@ -203,7 +203,7 @@ class _Watch:
         self._fed = tokens
         if result.logits is None:
             raise RuntimeError(f"the drafter failed: {result.error}")
-        logits = result.logits.unsqueeze(0)
+        logits = result.logits
         row = DraftRow(self._sampling, context, drafted, self._start)
         (best,) = draft_candidates(logits, [row], num=NUM_CANDIDATES, vocab_size=logits.shape[1])
         noise = torch.zeros(len(best), dtype=torch.float64)

@@ -200,7 +200,7 @@ class DraftModelMethod:
 
     @torch.inference_mode()
     def _choose(self, chosen: Sequence[tuple[DraftJob, torch.Tensor]]) -> None:
-        """Appends each job's next token, chosen from its logits # [vocab_size]."""
+        """Appends each job's next token, chosen from its logits # [1, vocab_size]."""
         target_ids = None if self._id_map is None else self._id_map.target_ids
         drawn = [entry for entry in chosen if self._is_drawn(entry[0])]
         ranked = [entry for entry in chosen if entry[0].num_candidates and not self._is_drawn(entry[0])]
@@ -208,7 +208,7 @@ class DraftModelMethod:
         if drawn:
             rows = [_draft_row(job, job.sampling) for job, _ in drawn]
             choices: Sequence[DraftChoice | None] = draw_drafts(
-                torch.stack([row for _, row in drawn]),
+                torch.cat([row for _, row in drawn]),
                 rows,
                 num_draft_probs=self._num_draft_probs,
                 vocab_size=self._info.vocab_size,
@@ -232,7 +232,7 @@ class DraftModelMethod:
     def _append_ranked(self, chosen: Sequence[tuple[DraftJob, torch.Tensor]], target_ids: torch.Tensor | None) -> None:
         """Appends the best of each job's candidates, and notes all of them."""
         found = draft_candidates(
-            torch.stack([row for _, row in chosen]),
+            torch.cat([row for _, row in chosen]),
             [_draft_row(job, job.sampling_without_chance) for job, _ in chosen],
             num=max(job.num_candidates for job, _ in chosen),
             vocab_size=self._info.vocab_size,

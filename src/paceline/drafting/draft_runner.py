@@ -59,7 +59,7 @@ class FeedResult:
     """What became of a `Feed`.
 
     Attributes:
-        logits: after the last token, float32 # [vocab_size], valid until the next pass; None where not wanted, on
+        logits: after the last token, float32 # [1, vocab_size], valid until the next pass; None where not wanted, on
             error, and where tokens are left to be fed.
         error: why this session could not be fed; the others of the pass were.
     """

@@ -211,7 +211,7 @@ class OnnxDraftRunner:
             if stop < len(feed.tokens) or not feed.wants_logits:
                 return FeedResult()
             # [1, 1, vocab_size] or [1, num_tokens, vocab_size], as the model was built
-            logits = generator.get_logits()[0, -1]
+            logits = generator.get_logits()[0, -1:]
         except Exception as error:  # see __init__
             _log.warning("draft session %s cannot be fed: %s", feed.session, error)
             # Its state is unknown: the next draft starts with a fresh one.

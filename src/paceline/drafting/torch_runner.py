@@ -114,7 +114,7 @@ class TorchDraftRunner:
         kv.commit(len(part.sequence.tokens))
         if feed.is_context:
             kv.publish(feed.tokens)
-        return FeedResult(logits=logits[-1] if part.sequence.num_logits else None)
+        return FeedResult(logits=logits if part.sequence.num_logits else None)
 
     def discard(self, session: str) -> None:
         """Forgets the session's rows and takes them out of the others' reach."""

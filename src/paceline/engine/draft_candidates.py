@@ -72,7 +72,7 @@ def draft_candidates(
 
 
 def best_drafts(
-    logits: Sequence[torch.Tensor] | torch.Tensor,  # [rows, >= vocab_size] float
+    logits: Sequence[torch.Tensor] | torch.Tensor,  # [rows, >= vocab_size] float, or each row [1, >= vocab_size]
     rows: Sequence[DraftRow],
     *,
     vocab_size: int,
@@ -94,7 +94,7 @@ def best_drafts(
     if target_ids is None:
         return draft_tokens(logits, rows, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
     if not isinstance(logits, torch.Tensor):
-        logits = torch.stack(list(logits))
+        logits = torch.cat(list(logits))
     found = draft_candidates(
         logits, rows, num=1, vocab_size=vocab_size, eos_token_ids=eos_token_ids, target_ids=target_ids
     )

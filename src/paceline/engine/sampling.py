@@ -11,7 +11,7 @@ draft token proposed after a context of L + depth(v) tokens.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,13 +95,14 @@ def judge(requests: Sequence[JudgeRequest]) -> list[Verdict | PacelineError]:
     walks.update(
         zip(by_match, _walk_by_match([(requests[i].tree, sessions[i]) for i in by_match]), strict=True),
     )
-    walks.update(zip(by_ratio, _walk_by_ratio([(requests[i], sessions[i]) for i in by_ratio]), strict=True))
+    if by_ratio:
+        walks.update(zip(by_ratio, _walk_by_ratio([(requests[i], sessions[i]) for i in by_ratio]), strict=True))
     return [_verdict(session, walks[index]) for index, session in enumerate(sessions)]
 
 
 def _rows_of(request: JudgeRequest) -> SessionRows:
     return SessionRows(
-        request.logits[:, : request.vocab_size],
+        _real_columns(request.logits, request.vocab_size),
         PrefixState(request.sampling, request.committed, request.generation_start, request.eos_token_ids),
         node_paths(request.tree),
     )
@@ -112,7 +113,7 @@ def _is_by_ratio(request: JudgeRequest) -> bool:
 
 
 def _walk_by_match(blocks: Sequence[tuple[DraftTree, SessionRows]]) -> list[Walk | ModelError]:
-    """Walks all blocks; those that need noise, side by side, so that their next nodes are sampled together."""
+    """Walks all blocks: greedy ones on a CPU one after the other, the others side by side."""
     walks: dict[int, Walk | ModelError] = {}
     steps: dict[int, Generator[int, int, Walk]] = {}
     for index, (tree, session) in enumerate(blocks):
@@ -120,6 +121,16 @@ def _walk_by_match(blocks: Sequence[tuple[DraftTree, SessionRows]]) -> list[Walk
             walks[index] = _walk_greedily(tree, session)
         else:
             steps[index] = match_steps(tree)
+    if steps:
+        walks.update(_walk_side_by_side(blocks, steps))
+    return [walks[index] for index in range(len(blocks))]
+
+
+def _walk_side_by_side(
+    blocks: Sequence[tuple[DraftTree, SessionRows]], steps: Mapping[int, Generator[int, int, Walk]]
+) -> dict[int, Walk | ModelError]:
+    """Takes the steps of some of the blocks, by their place, so that their next nodes are sampled together."""
+    walks: dict[int, Walk | ModelError] = {}
     eager = [index for index in steps if not blocks[index][1].goes_row_by_row]
     eager_tokens = sample([(blocks[index][1], range(len(blocks[index][1].paths))) for index in eager])
     sampled = dict(zip(eager, eager_tokens, strict=True))
@@ -138,7 +149,7 @@ def _walk_by_match(blocks: Sequence[tuple[DraftTree, SessionRows]]) -> list[Walk
                 nodes[index] = steps[index].send(token)
             except StopIteration as end:
                 walks[index] = end.value
-    return [walks[index] for index in range(len(blocks))]
+    return walks
 
 
 def _walk_greedily(tree: DraftTree, session: SessionRows) -> Walk | ModelError:
@@ -221,7 +232,7 @@ class DraftChoice:
 
 
 def draft_tokens(
-    logits: Sequence[torch.Tensor] | torch.Tensor,  # [rows, >= vocab_size] float
+    logits: Sequence[torch.Tensor] | torch.Tensor,  # [rows, >= vocab_size] float, or each row [1, >= vocab_size]
     rows: Sequence[DraftRow],
     *,
     vocab_size: int,
@@ -271,14 +282,20 @@ def draft_sessions(
     eos_token_ids: tuple[int, ...],
 ) -> list[SessionRows]:
     """Every row of a draft model as a session of one row."""
+    alone = logits.unsqueeze(1).unbind() if isinstance(logits, torch.Tensor) else logits
     return [
         SessionRows(
-            logits[index][None, :vocab_size],
+            _real_columns(own, vocab_size),
             PrefixState(row.sampling, row.context, row.generation_start, eos_token_ids),
             (row.drafted,),
         )
-        for index, row in enumerate(rows)
+        for own, row in zip(alone, rows, strict=True)
     ]
+
+
+def _real_columns(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """The logits without padding columns."""
+    return logits if logits.shape[1] <= vocab_size else logits[:, :vocab_size]
 
 
 def sample(batch: Sequence[tuple[SessionRows, Sequence[int]]]) -> list[list[int | None]]:

@@ -44,7 +44,7 @@ def logits_after(runner: OnnxDraftRunner, session: str, keep_rows: int, tokens: 
     result = runner.forward([Feed(session, tokens, keep_rows)])[0]
     assert result.error is None
     assert result.logits is not None
-    return result.logits.clone()
+    return result.logits[0].clone()
 
 
 def from_nothing(runner: OnnxDraftRunner, tokens: Sequence[int]) -> torch.Tensor:
@@ -174,7 +174,7 @@ def test_an_error_ends_that_session_s_draft_only(runner: OnnxDraftRunner) -> Non
     assert runner.rows("bad") == 0
     assert results[1].logits is not None
     assert runner.rows("good") == len(PROMPT)
-    torch.testing.assert_close(logits_after(runner, "bad", 0, PROMPT), results[1].logits)
+    torch.testing.assert_close(logits_after(runner, "bad", 0, PROMPT), results[1].logits[0])
 
 
 def test_drafts_stop_at_the_context_limit(tiny_onnx_dir: Path) -> None:
@@ -220,7 +220,7 @@ def test_buffers_grow_with_their_sessions(tiny_onnx_dir: Path, monkeypatch: pyte
         assert method.kv_len("s") == num_tokens
     grown = runner.forward([Feed("s", [*range(21)], 20)])[0].logits
     assert grown is not None
-    torch.testing.assert_close(grown, from_nothing(runner, [*range(21)]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(grown[0], from_nothing(runner, [*range(21)]), atol=1e-4, rtol=0)
 
 
 def test_what_is_too_small_is_refused(tiny_onnx_dir: Path) -> None:

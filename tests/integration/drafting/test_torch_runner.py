@@ -117,7 +117,7 @@ def test_logits_come_only_where_they_are_wanted(shared_runner: TorchDraftRunner)
     results = shared_runner.forward([Feed("a", PROMPT, wants_logits=False), Feed("b", PROMPT)])
     assert results[0].logits is None
     assert results[1].logits is not None
-    assert results[1].logits.shape == (TINY_VOCAB,)
+    assert results[1].logits.shape == (1, TINY_VOCAB)
     assert shared_runner.forward([]) == []
     for session in ("a", "b"):
         shared_runner.close(session)

@@ -12,7 +12,7 @@ whom knows one thing:
     discovery, or the replica itself    whether it is about to leave
     `links.py`                          whether it can be reached; a broken link tries again by itself
     `fitness.py`                        whether it fits the gateway, at each handshake
-    `breaker.py`                        whether it does its work; until it has answered what it owes for too long, not
+    `breaker.py`                        whether it does its work; one that owes an answer for too long does not
 
 Of those that remain `routing.py` chooses; without one the session waits for the first. What the doors need to know is
 published as a frozen snapshot.

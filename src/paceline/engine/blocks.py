@@ -33,6 +33,9 @@ def cut_block(block: DraftTree, *, vocab_size: int, max_nodes: int, max_depth: i
         max_nodes: most draft tokens; the first ones in the block's order stay.
         max_depth: deepest node that stays; 0 or less empties the block.
     """
+    ids, count = block.tokens, block.num_draft_tokens
+    if count <= max_nodes and block.max_depth <= max_depth and all(0 <= token < vocab_size for token in ids):
+        return CutBlock(block, tuple(range(count + 1)))
     kept = {0: 0}
     tokens: list[int] = []
     parents: list[int] = []
@@ -45,6 +48,4 @@ def cut_block(block: DraftTree, *, vocab_size: int, max_nodes: int, max_depth: i
             parents.append(kept[parent])
             sent_nodes.append(node)
             kept[node] = len(tokens)
-    if len(tokens) == block.num_draft_tokens:
-        return CutBlock(block, tuple(sent_nodes))
     return CutBlock(DraftTree(tuple(tokens), tuple(parents)), tuple(sent_nodes))

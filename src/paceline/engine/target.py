@@ -254,9 +254,12 @@ class TargetEngine:
             max_depth=self._max_model_len - command.base_len - 1,
         )
         session.work = Work(command, cut, time.monotonic_ns())
-        self._queue.pop(command.session, None)
+        if command.session in self._queue:
+            del self._queue[command.session]
+        else:
+            self._num_blocked += session.holder.blocked
         self._queue[command.session] = None
-        self._changed()
+        self._stuck_until_s = -math.inf
         return None
 
     def close(self, session: str) -> bool:

@@ -26,7 +26,8 @@ from paceline.messages import (
 )
 from paceline.speculation.tree import DraftTree
 from tests.unit.gateway.laws import Law, Script, nothing
-from tests.unit.gateway.simulation import SimDrafter, Simulation, SimVerifier, matching
+from tests.unit.gateway.simulated_replicas import SimDrafter, SimVerifier, matching
+from tests.unit.gateway.simulation import Simulation
 
 FORM = FeatureFormat("final_norm", 2)
 ROW_BYTES = 8

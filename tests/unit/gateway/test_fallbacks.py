@@ -14,7 +14,8 @@ from paceline.errors import Cancelled, Failure, InvalidArgument
 from paceline.messages import Verify
 from paceline.token_log import TokenLog
 from tests.unit.gateway.laws import Script, hash_law, nothing, perfect, plain_text_of, wrong_at
-from tests.unit.gateway.simulation import Judge, Simulation, deliver_verdict, drain
+from tests.unit.gateway.simulated_replicas import Judge
+from tests.unit.gateway.simulation import Simulation, deliver_verdict, drain
 
 LAW = hash_law(5)
 EVER = Patience(drafter_pause_s=1e6)

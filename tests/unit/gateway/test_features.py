@@ -17,7 +17,8 @@ from paceline_gateway.round_record import Fallback
 from paceline.messages import MAX_FEATURE_BYTES, FeatureDtype, Features
 from tests.unit.gateway.feature_simulation import FORM, ROW_BYTES, drafter_of, finish_fetch, with_features
 from tests.unit.gateway.laws import bushy, hash_law, perfect, plain_text_of, wrong_at, wrong_at_position
-from tests.unit.gateway.simulation import SimDrafter, Simulation, deliver_verdict, drafts, drain, verifies
+from tests.unit.gateway.simulated_replicas import SimDrafter
+from tests.unit.gateway.simulation import Simulation, deliver_verdict, drafts, drain, verifies
 from tests.unit.gateway.test_round_loop_ends import random_step
 
 LAW = hash_law(7)

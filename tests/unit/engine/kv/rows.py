@@ -11,6 +11,9 @@ from paceline.engine.kv.pool import KVPool, PlaneShape, SequenceKV
 
 SHAPES = [PlaneShape(2, 2, 3), PlaneShape(1, 1, 4)]
 
+TEXT = list(range(100, 120))
+"""What sequences hold; rows are labelled by these numbers."""
+
 
 def make_pool(num_pages: int = 8, page_tokens: int = 4, *, prefix_caching: bool = True) -> KVPool:
     pool = KVPool(SHAPES, num_pages, page_tokens, prefix_caching=prefix_caching)
@@ -51,3 +54,11 @@ def fill(pool: KVPool, kv: SequenceKV, labels: Sequence[int]) -> None:
     kv.reserve(len(labels))
     write(pool, kv, labels)
     kv.commit(len(labels))
+
+
+def published(pool: KVPool, tokens: Sequence[int]) -> SequenceKV:
+    """A sequence whose rows are computed and published; rows are labelled by their tokens."""
+    kv = pool.new_sequence()
+    fill(pool, kv, tokens)
+    kv.publish(tokens)
+    return kv

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Never
 
 import pytest
 
-from paceline.engine.kv.pool import KVPool, PrefixStats, SequenceKV
-from paceline.engine.kv.sequence import page_runs
+from paceline.engine.kv.pool import PrefixStats
 from paceline.errors import CapacityExceeded
-from tests.unit.engine.kv.rows import fill, labels, make_pool, write
-
-TEXT = list(range(100, 120))
-
-
-def published(pool: KVPool, tokens: Sequence[int]) -> SequenceKV:
-    """A sequence whose rows are computed and published; rows are labelled by their tokens."""
-    kv = pool.new_sequence()
-    fill(pool, kv, tokens)
-    kv.publish(tokens)
-    return kv
+from tests.unit.engine.kv.rows import TEXT, fill, labels, make_pool, published, write
 
 
 def test_full_pages_are_found_and_one_token_is_left_to_compute() -> None:
@@ -295,52 +283,6 @@ def test_pages_that_a_sequence_holds_are_never_evicted() -> None:
     pool.check_integrity()
 
 
-def full_of_idle_pages() -> KVPool:
-    """64 pages of one row, all idle: sequence i of 4 had tokens from 100 * i on, in pages [16 * i, 16 * i + 16)."""
-    pool = make_pool(num_pages=64, page_tokens=1)
-    for index in range(4):
-        kv = pool.new_sequence()
-        kv.pages = pool.take_pages(16, 16 * index - 1)
-        tokens = range(100 * index, 100 * index + 16)
-        fill(pool, kv, tokens)
-        kv.publish(tokens)
-        kv.free()
-    return pool
-
-
-def test_a_run_that_begins_in_a_full_pool_finds_a_gap() -> None:
-    pool = full_of_idle_pages()
-    kv = pool.new_sequence()
-    fill(pool, kv, [1])
-    assert pool.prefix_stats.evicted_pages == 4, "a 16th of the pool, not a single page"
-    assert pool.new_sequence().adopt(range(17)) == 12
-
-
-def test_a_run_grows_into_the_idle_pages_beside_it() -> None:
-    pool = full_of_idle_pages()
-    kv = pool.new_sequence()
-    for label in range(20):
-        fill(pool, kv, [label])
-    assert len(page_runs(kv.pages)) == 1
-    assert labels(pool, kv) == list(range(20))
-    pool.check_integrity()
-
-
-def test_idle_pages_are_left_alone_while_many_are_free() -> None:
-    pool = make_pool(num_pages=16, page_tokens=1)
-    kv = pool.new_sequence()
-    fill(pool, kv, range(6))
-    other = published(pool, range(50, 56))
-    kv.free()
-    again = pool.new_sequence()
-    again.pages = pool.take_pages(1, other.pages[0] - 2)
-    assert again.pages == [other.pages[0] - 1], "beside the other's first page"
-    other.free()
-    fill(pool, again, range(5))
-    assert pool.prefix_stats.evicted_pages == 0
-    assert labels(pool, again) == list(range(5))
-
-
 def test_without_prefix_caching_nothing_is_kept_and_forks_still_share() -> None:
     pool = make_pool(prefix_caching=False)
     kv = published(pool, TEXT[:8])
@@ -354,128 +296,3 @@ def test_without_prefix_caching_nothing_is_kept_and_forks_still_share() -> None:
     pool.check_integrity()
     fork.free()
     assert (pool.pages_in_use, pool.prefix_stats) == (0, PrefixStats())
-
-
-def scattered(pool: KVPool, tokens: Sequence[int]) -> SequenceKV:
-    """A sequence whose pages lie in descending order."""
-    kv = pool.new_sequence()
-    kv.pages = pool.take_pages(-(-len(tokens) // pool.page_tokens), None)[::-1]
-    fill(pool, kv, tokens)
-    return kv
-
-
-def test_straightened_pages_are_neighbours_and_still_found() -> None:
-    pool = make_pool(num_pages=8)
-    kv = scattered(pool, TEXT[:10])
-    kv.publish(TEXT[:10])
-    assert pool.straighten(kv)
-    assert len(page_runs(kv.pages)) == 1
-    assert labels(pool, kv) == TEXT[:10]
-    pool.check_integrity()
-    other = pool.new_sequence()
-    assert other.adopt(TEXT[:10]) == 8
-    assert labels(pool, other) == TEXT[:8]
-    assert not pool.straighten(kv), "it is straight"
-
-
-def test_straightening_leaves_shared_pages_where_they_are() -> None:
-    pool = make_pool(num_pages=12)
-    kv = scattered(pool, TEXT[:8])
-    fork = kv.fork()
-    shared = list(kv.pages)
-    fork.pages += pool.take_pages(3, None)[::-1]
-    fill(pool, fork, range(12))
-    assert pool.straighten(fork)
-    assert fork.pages[:2] == kv.pages == shared
-    assert fork.pages[2:] == list(range(fork.pages[2], fork.pages[2] + 3))
-    assert labels(pool, fork) == [*TEXT[:8], *range(12)]
-    pool.check_integrity()
-
-
-def test_nothing_is_straightened_without_a_gap() -> None:
-    pool = make_pool(num_pages=5)
-    kv = scattered(pool, TEXT[:12])
-    pages = list(kv.pages)
-    assert not pool.straighten(kv)
-    assert kv.pages == pages
-
-
-def test_idle_pages_make_way_where_the_fewest_must() -> None:
-    pool = make_pool(num_pages=16)
-
-    def sequence(after: int | None, tokens: Sequence[int]) -> SequenceKV:
-        kv = pool.new_sequence()
-        kv.pages = pool.take_pages(len(tokens) // pool.page_tokens, after)
-        fill(pool, kv, tokens)
-        return kv
-
-    many, few = TEXT[:16], range(8)
-    idle = {0: sequence(None, many), 11: sequence(10, few)}
-    kv = sequence(3, range(100, 116))
-    blockers = [sequence(7, range(12)), sequence(14, range(4))]
-    for first, other in idle.items():
-        assert other.pages[0] == first
-        other.publish(many if first == 0 else few)
-        other.free()
-    kv.pages.reverse()
-    expected = labels(pool, kv)
-    assert pool.straighten(kv)  # to pages [11, 15), of which two are idle, and not to [0, 4), which all are
-    assert kv.pages == [11, 12, 13, 14]
-    assert labels(pool, kv) == expected
-    assert pool.prefix_stats.evicted_pages == 2
-    assert pool.new_sequence().adopt(many) == 12
-    assert [len(blocker.pages) for blocker in blockers] == [3, 1]
-    pool.check_integrity()
-
-
-def hold_twice(pool: KVPool, kv: SequenceKV) -> None:
-    pool.hold(kv.pages[0])
-
-
-def name_twice(pool: KVPool, kv: SequenceKV) -> None:
-    kv.pages[2] = kv.pages[0]
-
-
-def lose_a_page(pool: KVPool, kv: SequenceKV) -> None:
-    pool.release([kv.pages.pop()])
-
-
-def publish_a_partial_page(pool: KVPool, kv: SequenceKV) -> None:
-    assert pool.prefixes is not None
-    kv.reserve(8)
-    pool.prefixes.publish(kv.pages[-1], b"key", pool.prefixes.root)
-
-
-def publish_twice(pool: KVPool, kv: SequenceKV) -> None:
-    assert pool.prefixes is not None
-    pool.prefixes.publish(kv.pages[0], b"key", pool.prefixes.root)
-
-
-def retire_a_held_page(pool: KVPool, kv: SequenceKV) -> None:
-    assert pool.prefixes is not None
-    pool.prefixes.retire(kv.pages[0])
-
-
-def swap_two_pages(pool: KVPool, kv: SequenceKV) -> None:
-    kv.pages[0], kv.pages[1] = kv.pages[1], kv.pages[0]
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (hold_twice, "in 1 block tables, 2 counted"),
-        (name_twice, "twice in block table"),
-        (lose_a_page, "10 rows do not fit"),
-        (publish_a_partial_page, "holds no committed row and is published"),
-        (publish_twice, "published under"),
-        (retire_a_held_page, "one of the three must hold"),
-        (swap_two_pages, "key of other tokens"),
-    ],
-)
-def test_integrity_check_finds_damage(damage: Callable[[KVPool, SequenceKV], None], message: str) -> None:
-    pool = make_pool()
-    kv = published(pool, TEXT[:10])
-    pool.check_integrity()
-    damage(pool, kv)
-    with pytest.raises(AssertionError, match=message):
-        pool.check_integrity()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -38,10 +39,20 @@ class ModelThread:
     ) -> None:
         self._queue.put(None)
 
-    def run(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Does the work after all that was handed over before; the future has its result or what it raised."""
+    def run(self, work: Callable[[], T], then: Callable[[T], None] = lambda _: None) -> asyncio.Future[T]:
+        """Does the work after all that was handed over before.
+
+        Args:
+            work: what to do in the thread.
+            then: what to do with its result on the loop, before whoever waits for it is woken, which takes another turn
+                of the loop; not done if nobody waits any more.
+
+        Returns:
+            The work's result, or what it or `then` raised.
+        """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
+        context = contextvars.copy_context()  # that of whoever waits, for what `then` logs
 
         def do() -> None:
             result: Any = None
@@ -51,7 +62,7 @@ class ModelThread:
             except BaseException as error:
                 failure = error
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(_settle, answer, result, failure)
+                loop.call_soon_threadsafe(_settle, answer, then, result, failure, context=context)
 
         self._queue.put(do)
         return answer
@@ -62,9 +73,16 @@ def _serve(queue: SimpleQueue[_Work | None]) -> None:
         do()
 
 
-def _settle(answer: asyncio.Future[Any], result: Any, failure: BaseException | None) -> None:
+def _settle(
+    answer: asyncio.Future[Any], then: Callable[[Any], None], result: Any, failure: BaseException | None
+) -> None:
     if answer.done():
         return  # whoever waited has been cancelled
+    if failure is None:
+        try:
+            then(result)
+        except Exception as error:
+            failure = error
     if failure is None:
         answer.set_result(result)
     else:

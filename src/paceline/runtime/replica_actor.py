@@ -32,7 +32,7 @@ from paceline.runtime.letters import CommandT, EventT, Letter, StreamEnded
 from paceline.runtime.logs import log_context
 from paceline.runtime.mailbox import Mailbox, MailboxStopped
 from paceline.runtime.model_thread import ModelThread
-from paceline.runtime.passes import run_passes
+from paceline.runtime.passes import Pass, run_passes
 from paceline.runtime.replica_meter import ReplicaMeter
 from paceline.runtime.routes import SessionRoutes
 from paceline.runtime.side_work import INTERNAL_MESSAGE, SideWork
@@ -381,7 +381,11 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         self.routes.detach(session)
 
     async def _passes(self, model: ModelThread) -> None:
-        passes = await model.run(lambda: run_passes(self._run_pass, self._goes_on, self.clock))
+        passes = await model.run(lambda: run_passes(self._run_pass, self._goes_on, self.clock), self._passes_done)
+        for one in passes:
+            self.meter.passed(one, None if isinstance(one.outcome, Exception) else self.size_of(one.outcome))
+
+    def _passes_done(self, passes: list[Pass[ResultT]]) -> None:
         self._pass_started_s = None
         for one in passes:
             outcome = one.outcome
@@ -393,10 +397,6 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
                 self.pass_failed(PacelineError(INTERNAL_MESSAGE))
             else:
                 self.pass_done(outcome)
-        if not self.pass_due():
-            await asyncio.sleep(0)  # answers go out first, since nothing else waits
-        for one in passes:
-            self.meter.passed(one, None if isinstance(one.outcome, Exception) else self.size_of(one.outcome))
 
     def _run_pass(self) -> ResultT:
         self._pass_started_s = self.clock()

@@ -61,13 +61,28 @@ async def test_what_work_raises_is_raised_where_it_is_awaited() -> None:
         assert await model.run(lambda: "and goes on") == "and goes on"
 
 
+async def test_what_comes_then_is_done_on_the_loop_before_whoever_waits_goes_on() -> None:
+    seen: list[tuple[int, threading.Thread]] = []
+    with ModelThread("model") as model:
+        assert await model.run(lambda: 7, lambda result: seen.append((result, threading.current_thread()))) == 7
+        assert seen == [(7, threading.current_thread())]
+
+        def fails(_result: int) -> None:
+            raise ModelError("cannot be applied")
+
+        with pytest.raises(ModelError, match="cannot be applied"):
+            await model.run(lambda: 7, fails)
+
+
 async def test_whoever_does_not_wait_any_more_hurts_nobody() -> None:
     may_end = threading.Event()
+    applied: list[bool] = []
     with ModelThread("model") as model:
-        answer = model.run(may_end.wait)
+        answer = model.run(may_end.wait, applied.append)
         answer.cancel()
         may_end.set()
         assert await model.run(lambda: 1) == 1
+    assert not applied
 
 
 def test_work_may_outlive_its_loop() -> None:

@@ -81,6 +81,8 @@ async def test_while_redis_is_dead_streams_go_on_and_nothing_is_resumed(
 ) -> None:
     async with two_gateways(tmp_path, server) as (_fleet, stream, _other, client):
         await stream.tokens(6)
+        before = await store.get("s")
+        assert before is not None
         kill(server)
         await stream.tokens(26)
         assert not [event for event in stream.events if isinstance(event, Chunk)][-1].durable
@@ -97,7 +99,8 @@ async def test_while_redis_is_dead_streams_go_on_and_nothing_is_resumed(
         assert had + tokens_of([event async for event in resumed]) == EXPECTED
         record = await store.get("s")
         assert record is not None
-        assert (list(record.tokens), record.state, record.epoch) == (PROMPT + EXPECTED, SessionState.FINISHED, 2)
+        assert (list(record.tokens), record.state) == (PROMPT + EXPECTED, SessionState.FINISHED)
+        assert record.epoch == before.epoch + 1
 
 
 async def test_tokens_that_redis_never_got_are_made_again_elsewhere(

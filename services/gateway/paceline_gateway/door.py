@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import secrets
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 
@@ -296,7 +297,7 @@ class Door:
         await self._sessions.wait_free(session, caller.tenant)
         record = await self._services.store.get(session)
         if record is None:
-            return EPOCH_OF_A_NEW_SESSION
+            return _epoch_without_a_record()
         if record.tenant != caller.tenant:
             raise unknown_session(session)
         if record.state is not SessionState.RUNNING:
@@ -361,6 +362,15 @@ class Door:
         wanted = f"no drafter of method {plan.method!r}" if plan.method else "no drafter"
         trouble = drafters.why_not or ("only others are there" if drafters.ready else "none is configured")
         return (f"{wanted} is ready, so decoding is plain until one is ({trouble})",)
+
+
+def _epoch_without_a_record() -> int:
+    """Fencing number of a name that the store knows nothing of.
+
+    It may have lost the record, while replicas still hold a session of that name and another gateway runs it: a number
+    from the clock is newer than any of theirs, which have grown from an earlier one.
+    """
+    return time.time_ns() // 1000
 
 
 def _joined(verifiers: tuple[str, ...], drafters: tuple[str, ...]) -> tuple[str, ...]:

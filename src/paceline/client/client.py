@@ -181,7 +181,8 @@ class AsyncClient:
                 raise error
             chance = self._random.random()
             pause_s = recovery.failed(error, clock(), broken=broken, reached=reached, chance=chance)
-            self._choose_another()
+            if not recovery.stays:
+                self._choose_another()
             await asyncio.sleep(pause_s)
 
     def _call(self, recovery: Recovery, timeout_s: float | None, metadata: Metadata) -> Any:

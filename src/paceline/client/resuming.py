@@ -98,6 +98,7 @@ class Recovery:
 
     Attributes:
         step: what to ask for now.
+        stays: ask the address that was asked last, which works: others may not.
         finished: the generation has ended.
     """
 
@@ -124,6 +125,7 @@ class Recovery:
         self._fencings = 0
         self._left_running = False
         self.step = Step.GENERATE if point is None else Step.RESUME
+        self.stays = False
         self.finished = False
 
     # --- what to send -------------------------------------------------------------------------------------------------
@@ -201,7 +203,7 @@ class Recovery:
     # --- what to do after a break -------------------------------------------------------------------------------------
 
     def failed(self, error: PacelineError, now: float, *, broken: bool, reached: bool, chance: float) -> float:
-        """Decides what to ask for next, and after how many seconds; on another address, if there is one.
+        """Decides what to ask for next, and after how many seconds; on another address, unless `stays` says no.
 
         Args:
             error: how the stream ended.
@@ -215,6 +217,7 @@ class Recovery:
             ResumeFailed: the consumer has a part of the text, and it cannot be completed.
         """
         passing = broken or isinstance(error, Unavailable | Cancelled | CapacityExceeded)
+        self.stays = isinstance(error, NotFound) and self.step is Step.RESUME
         if self._started is not None or self._point is not None:
             self._choose_after(error, passing)
         elif not self._choose_before(error, passing, now):

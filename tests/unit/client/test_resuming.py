@@ -145,6 +145,16 @@ def test_a_session_whose_record_is_gone_is_begun_again_and_compared() -> None:
     assert it.resume_request() == ResumeRequest.after("drawn", START, [5, 6, 7, 8, 9, 10])
 
 
+def test_it_is_begun_again_where_the_record_was_missed_since_the_other_address_may_be_the_dead_one() -> None:
+    it = begun(5, 6, 7)
+    fail(it, BROKEN)
+    assert not it.stays
+    fail(it, NotFound("gone"))
+    assert it.stays
+    fail(it, BROKEN)
+    assert not it.stays
+
+
 def test_a_break_while_it_is_begun_again_loses_nothing() -> None:
     it = begun(5, 6, 7)
     fail(it, BROKEN)

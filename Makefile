@@ -7,6 +7,7 @@
 #                Linux; empty: whatever build the default index offers
 #   V            1: show what pip does
 #   PYTEST_ARGS  passed to pytest by `make test`
+#   CHAOS_ARGS   passed to `make test-chaos` (e.g. --seed 7 --seconds 60)
 #   BENCH_ARGS   passed to `make bench`, `make bench-methods`, `make bench-engine`, `make bench-http`, `make bench-fleet`
 #                (e.g. --quick) and `make verify-lossless`
 #   CONTAINER_TOOL, SERVICES, IMAGE_PREFIX, IMAGE_TAG, BASE, IMAGE_ARGS   of `make images`: see docs/images.md
@@ -18,6 +19,7 @@ TORCH_INDEX ?=
 V ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+CHAOS_ARGS ?=
 CONTAINER_TOOL ?= docker
 SERVICES ?= gateway verifier drafter
 IMAGE_PREFIX ?=
@@ -35,7 +37,7 @@ TARGET_MODEL := smollm2-135m-instruct
 PIP_FLAGS := --disable-pip-version-check $(if $(V),,--quiet --quiet) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model chart-tools demo test test-unit lint format proto verify-lossless bench bench-methods bench-engine bench-http bench-fleet images test-containers clean distclean
+.PHONY: help setup model chart-tools demo test test-unit test-chaos lint format proto verify-lossless bench bench-methods bench-engine bench-http bench-fleet images test-containers clean distclean
 
 help: ## Lists the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +70,9 @@ test: lint model chart-tools ## Lints, then runs all tests, those on the real mo
 
 test-unit: model ## Runs the unit tests only, on all cores: under a minute
 	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/unit --numprocesses auto --dist loadfile $(PYTEST_ARGS)
+
+test-chaos: $(STAMP) ## Kills, freezes and cuts off a fleet's processes under 40 streams for 3 minutes; compares each stream
+	@$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
 
 lint: $(STAMP) ## ruff, mypy --strict, import-linter, buf lint and format
 	@$(BIN)/ruff check .

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -31,7 +32,10 @@ def main() -> int:
     report = asyncio.run(run(options, folder))
     for line in report.lines():
         print(line)
-    print(f"logs: {folder}")
+    if report.passed:
+        shutil.rmtree(folder)
+    else:
+        print(f"logs: {folder}")
     if not given.no_result:
         print(write_report("chaos", report))
     return 0 if report.passed else 1

@@ -10,6 +10,7 @@ import typer
 
 from paceline.cli import option_types as opt
 from paceline.cli.fleet_options import DEFAULT_MODEL, FleetOptions
+from paceline.exit_codes import EXIT_FAILED
 
 bench_app = typer.Typer(name="bench", no_args_is_help=True, help="Measures on this machine; wants a quiet one.")
 
@@ -73,6 +74,8 @@ def methods(
     shown.print(methods_table(result))
     for line in notes(result):
         shown.print(line, markup=False)
+    if not result.rows:
+        raise typer.Exit(EXIT_FAILED)
     if not quick:
         shown.print(f"written to {write_report('methods', result, out)}", markup=False)
 

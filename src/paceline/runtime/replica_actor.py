@@ -291,6 +291,8 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
             waits.append(self.pass_delay_s())
             if waits[0] <= 0:
                 return self._mailbox.take()
+        if len(self._mailbox):
+            return self._mailbox.take()
         deadline_s = self.routes.next_deadline_s()
         if deadline_s is not None:
             waits.append(max(0.0, deadline_s - self.clock()))

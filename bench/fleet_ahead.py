@@ -83,6 +83,7 @@ class Row:
         way: its name.
         tokens_per_second: of all prompts together.
         to_plain: quotient of these; `to_plain_median`: median over the prompts.
+        decoding_to_plain: the same after the first token, so without reading the prompts.
         tokens_per_pass: of all prompts together.
         acceptance: accepted drafts divided by judged ones.
         ahead_hits: share of rounds whose block had been drafted ahead.
@@ -97,6 +98,7 @@ class Row:
     tokens_per_second: float
     to_plain: float
     to_plain_median: float
+    decoding_to_plain: float
     tokens_per_pass: float
     acceptance: float
     ahead_hits: float
@@ -197,6 +199,7 @@ def _row(way: str, runs: Mapping[str, Sequence[Completion]], different: Mapping[
         tokens_per_second=_speed(found),
         to_plain=_speed(found) / _speed(plain),
         to_plain_median=statistics.median(by_prompt.values()),
+        decoding_to_plain=_decoding_speed(found) / _decoding_speed(plain),
         tokens_per_pass=sum(len(run.token_ids) for run in found) / rounds,
         acceptance=sum(run.evidence.accepted_tokens for run in found) / max(judged, 1),
         ahead_hits=per_round("ahead_hits"),
@@ -215,6 +218,12 @@ def _speed(runs: Sequence[Completion]) -> float:
     return sum(len(run.token_ids) for run in runs) / sum(run.evidence.total_ms / 1e3 for run in runs)
 
 
+def _decoding_speed(runs: Sequence[Completion]) -> float:
+    """Tokens per second after the first token."""
+    seconds = sum(run.evidence.total_ms - run.evidence.time_to_first_token_ms for run in runs) / 1e3
+    return sum(len(run.token_ids) - 1 for run in runs) / seconds
+
+
 def _ratios(rows: Mapping[str, Row], block_sizes: Sequence[int]) -> tuple[Ratio, ...]:
     """Of each block size; the best of both ways besides, as each might have a size of its own."""
     speed = {name: row.tokens_per_second for name, row in rows.items()}
@@ -224,11 +233,21 @@ def _ratios(rows: Mapping[str, Row], block_sizes: Sequence[int]) -> tuple[Ratio,
         for size, one, other in zip(block_sizes, ahead, in_turn, strict=True)
     ]
     plain = speed[_PLAIN.name]
+    decoding = [
+        Ratio(
+            f"ahead / in turn after the first token, blocks of {size}",
+            rows[f"ahead, {size}"].decoding_to_plain / rows[f"in turn, {size}"].decoding_to_plain,
+        )
+        for size in block_sizes
+    ]
+    fastest = max(rows[f"ahead, {size}"].decoding_to_plain for size in block_sizes)
     best = [Ratio("best ahead / best in turn", max(ahead) / max(in_turn))] if len(block_sizes) > 1 else []
     return (
         *each,
         *best,
         Ratio("best ahead / plain", max(ahead) / plain, at_least=2.0),
+        *decoding,
+        Ratio("best ahead / plain after the first token", fastest),
         Ratio("governed / plain", speed[_GOVERNED] / plain),
         Ratio("governed / best of the others", speed[_GOVERNED] / max(*ahead, *in_turn, plain)),
     )
@@ -238,20 +257,32 @@ def show(results: Results) -> None:
     """Prints the table and the ratios."""
     table = Table(
         title=f"{results.model}, one session, {results.prompts} prompts of {results.max_tokens} tokens",
-        caption="To plain: of all prompts together, and median over the prompts. Times are milliseconds per round: "
-        "round = verify + wait + rest, and draft is beside them.",
+        caption="To plain: of all prompts together, median over the prompts, and without reading the prompts. Times are "
+        "milliseconds per round: round = verify + wait + rest, and draft is beside them.",
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
     )
     table.add_column("way", no_wrap=True)
-    headings = ("tokens/s", "to plain", "median", "tokens\n/pass", "accepted", "ahead\nhits", "round", "verify", "wait")
+    headings = (
+        "tokens/s",
+        "to plain",
+        "median",
+        "after\nfirst",
+        "tokens\n/pass",
+        "accepted",
+        "ahead\nhits",
+        "round",
+        "verify",
+        "wait",
+    )
     for heading in (*headings, "draft", "rest", "different"):
         table.add_column(heading, justify="right")
     for row in results.rows:
-        figures = (row.tokens_per_second, row.to_plain, row.to_plain_median, row.tokens_per_pass, row.acceptance)
+        quotients = (row.to_plain, row.to_plain_median, row.decoding_to_plain)
+        figures = (*quotients, row.tokens_per_pass, row.acceptance, row.ahead_hits)
         times = (row.round_ms, row.verify_ms, row.draft_wait_ms, row.draft_ms, row.rest_ms)
-        cells = [f"{row.tokens_per_second:.1f}", *(f"{value:.2f}" for value in figures[1:]), f"{row.ahead_hits:.2f}"]
+        cells = [f"{row.tokens_per_second:.1f}", *(f"{value:.2f}" for value in figures)]
         table.add_row(row.way, *cells, *(f"{value:.1f}" for value in times), str(row.different))
     Console(width=130).print(table)
     show_ratios("drafting ahead, all prompts", results.ratios)
@@ -261,7 +292,7 @@ def main() -> int:
     """Entry point of `python -m bench.fleet_ahead`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_MODEL, help="the target")
-    parser.add_argument("--block-sizes", default="4", help="draft tokens per block, separated by commas")
+    parser.add_argument("--block-sizes", default="3", help="draft tokens per block, separated by commas")
     parser.add_argument("--governed-up-to", type=int, default=8, help="largest block that the governor may choose")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--prompts", choices=("demo", "all"), default="all")

@@ -49,7 +49,7 @@ def _aim(ratio: Mapping[str, Any]) -> str:
 
 def real_pair(results: _Results) -> str:
     """Ways to draft with the real pair."""
-    names = ("to_plain", "to_plain_median", "tokens_per_pass", "acceptance", "ahead_hits")
+    names = ("to_plain", "to_plain_median", "decoding_to_plain", "tokens_per_pass", "acceptance", "ahead_hits")
     times = ("round_ms", "verify_ms", "draft_wait_ms", "draft_ms", "rest_ms")
     rows = [
         [
@@ -60,7 +60,18 @@ def real_pair(results: _Results) -> str:
         ]
         for row in results["rows"]
     ]
-    head = ["way", "tokens/s", "to plain", "median", "tokens per pass", "accepted", "ahead hits", "round, ms", "verify"]
+    head = [
+        "way",
+        "tokens/s",
+        "to plain",
+        "median",
+        "after the first token",
+        "tokens per pass",
+        "accepted",
+        "ahead hits",
+        "round, ms",
+        "verify",
+    ]
     return _lines([*head, "wait", "draft", "rest"], rows)
 
 

@@ -22,8 +22,8 @@ def test_ratios_are_medians_over_runs_of_pairs() -> None:
         PROCESS_PLAIN: [[_generated(1.0, rounds=8, token=2)]] * 3,
     }
     found = results("target", 4, 8, runs, 2.5, 3.5)
-    assert [ratio.value for ratio in found.ratios] == pytest.approx([0.8, 1.0, 2.0, 2.5])
-    assert [ratio.kept for ratio in found.ratios] == [False, True, True, True]
+    assert [ratio.value for ratio in found.ratios] == pytest.approx([0.8, 1.0, 2.0, 2.5, 3.5])
+    assert [ratio.kept for ratio in found.ratios] == [False, True, True, True, False]
     assert (found.same_rounds, found.generations, found.repeats) == (3, 6, 3)
     fleet = next(row for row in found.rows if row.way == FLEET)
     assert fleet.tokens_per_second == pytest.approx(8 / 1.25)

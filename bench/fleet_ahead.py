@@ -257,8 +257,8 @@ def show(results: Results) -> None:
     """Prints the table and the ratios."""
     table = Table(
         title=f"{results.model}, one session, {results.prompts} prompts of {results.max_tokens} tokens",
-        caption="To plain: of all prompts together, median over the prompts, and without reading the prompts. Times are "
-        "milliseconds per round: round = verify + wait + rest, and draft is beside them.",
+        caption="To plain: of all prompts together, median over the prompts, and without reading the prompts. Times "
+        "are milliseconds per round: round = verify + wait + rest, and draft is beside them.",
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,

@@ -37,7 +37,7 @@ def one_session(results: _Results) -> str:
 
 def ratios(results: _Results) -> str:
     """Ratios of a benchmark with their aims."""
-    rows = [[each["name"], f"{each['value']:.2f}", _aim(each)] for each in results["ratios"]]
+    rows = [[each["name"], f"{each['value']:.3g}", _aim(each)] for each in results["ratios"]]
     return _lines(["ratio", "measured", "aim"], rows)
 
 

@@ -322,7 +322,8 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, DraftStep]):
             if entry.started_s is None:
                 entry.started_s = result.started_s
             entry.forward_s += result.ended_s - result.started_s
-            entry.batch_sessions = len(result.running)
+            entry.num_steps += 1
+            entry.num_shared += len(result.running)
             if entry.is_over:
                 self._answer(self._sessions[entry.command.session])
 

@@ -18,7 +18,13 @@ class RunningDraft:
     arrived_s: float
     started_s: float | None = None
     forward_s: float = 0.0
-    batch_sessions: int = 0
+    num_steps: int = 0
+    num_shared: int = 0
+
+    @property
+    def batch_sessions(self) -> int:
+        """Drafts that shared its steps, on average."""
+        return round(self.num_shared / max(self.num_steps, 1))
 
     @property
     def is_over(self) -> bool:

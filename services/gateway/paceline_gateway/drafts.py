@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.messages import AcceptanceRule, Draft, Drafted, Features
+from paceline.messages import AcceptanceRule, Draft, Drafted, Features, Timing
 from paceline.speculation.tree import DraftTree
 from paceline.token_log import TokenLog
 from paceline_gateway.tail import EMPTY_TAIL, Tail
@@ -46,6 +46,7 @@ class Answer:
         found_nothing: it was built on the newest known tokens and proposes nothing.
         depth: of what it proposes.
         took_s: from asking to the answer; None where that says nothing of the next one: it read a whole prompt first.
+        timing: where the drafter's part of it went.
     """
 
     sent_at: float
@@ -54,6 +55,7 @@ class Answer:
     found_nothing: bool
     depth: int
     took_s: float | None
+    timing: Timing
 
 
 class DraftBook:
@@ -189,7 +191,7 @@ class DraftBook:
         found_nothing = tail is not None and not block.tokens
         if found_nothing:
             self._nothing_after = command.base_len + len(command.assumed)
-        return Answer(draft.sent_at, command.base_len, grew, found_nothing, block.tree.max_depth, took_s)
+        return Answer(draft.sent_at, command.base_len, grew, found_nothing, block.tree.max_depth, took_s, event.timing)
 
     def _tail_with(self, draft: Draft, block: Tail) -> Tail | None:
         """The tail with an answer added; None when the committed tokens contradict the draft or have overtaken it."""

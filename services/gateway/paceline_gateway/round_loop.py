@@ -208,6 +208,7 @@ class RoundLoop:
         self._end_wait(now)
         self.verifier.end()
         self.drafter.end()
+        self._governor.ended()
         self._measure(now)
 
     # --- rounds -------------------------------------------------------------------------------------------------------

@@ -11,10 +11,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TypeVar
 
+from paceline.messages import Timing
 from paceline.speculation.governor import Decision, Governor, Reason, RoundOutcome
 from paceline.speculation.pair import Pair
 from paceline.speculation.room import Room
-from paceline.speculation.round_model import DrafterTimes, PassTimes, VerifierTimes
+from paceline.speculation.round_model import DrafterTimes, DraftTimes, PassTimes, VerifierTimes
 from paceline_gateway.drafts import Answer
 from paceline_gateway.plan import GenerationPlan
 from paceline_gateway.verifier_lane import Verdict
@@ -127,7 +128,12 @@ class SessionGovernor:
         """The drafter has answered."""
         drafter = self._pair.drafter
         if drafter is not None and answer.took_s is not None and (answer.depth or answer.found_nothing):
-            drafter.observe(answer.depth, answer.took_s)
+            drafter.observe(answer.depth, _draft_times(answer.took_s, answer.timing))
+
+    def ended(self) -> None:
+        """The generation has ended."""
+        if self._governor is not None:
+            self._governor.end()
 
     def judged(self, verdict: Verdict, asked: bool, now: float) -> Decision:
         """The round has ended.
@@ -169,6 +175,12 @@ class SessionGovernor:
         changes = 0 if self._governor is None else self._governor.num_changes
         told, self._changes_told = self._changes_told, changes
         return changes - told
+
+
+def _draft_times(took_s: float, timing: Timing) -> DraftTimes:
+    total_s = min(max(timing.total_us, 0) / _US_PER_S, took_s)
+    queue_s = min(max(timing.queue_us, 0) / _US_PER_S, total_s)
+    return DraftTimes(took_s, queue_s, took_s - total_s, timing.batch_sessions)
 
 
 def _pass_times(verdict: Verdict, wait_s: float, period_s: float | None) -> PassTimes:

@@ -77,7 +77,7 @@ class Chooser:
         self._began_blind = False
         self._changed_at = self._compare_at = -math.inf
 
-    def look(self, model: RoundModel, limit: int, may_ahead: bool, moment: Moment) -> Choice:
+    def look(self, model: RoundModel, limit: int, may_ahead: bool, moment: Moment) -> tuple[Choice, bool]:
         """What to do from now on.
 
         Args:
@@ -85,6 +85,9 @@ class Chooser:
             limit: largest size.
             may_ahead: drafting ahead is possible.
             moment: the time.
+
+        Returns:
+            That, and whether it was compared with the rest just now.
         """
         if self.choice is None:
             self._began_blind = not model.known
@@ -93,7 +96,8 @@ class Chooser:
             self.choice = start if self._began_blind else best(model, limit, may_ahead)
         elif model.known and moment.now >= self._compare_at:
             self._compare(self.choice, model, limit, may_ahead, moment)
-        return self.choice
+            return self.choice, True
+        return self.choice, False
 
     def _compare(self, choice: Choice, model: RoundModel, limit: int, may_ahead: bool, moment: Moment) -> None:
         finding_out = self._began_blind and moment.now < self._began_at + _START_ROUNDS * moment.round_s

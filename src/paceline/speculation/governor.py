@@ -122,6 +122,7 @@ class Governor:
         self._pinned = pinned
         self._proposed_share = Level(16)
         self._choice: Choice | None = None
+        self._pair = pair
         self._join(pair)
         self.num_changes = 0
 
@@ -135,8 +136,15 @@ class Governor:
         if pair is not self._pair:
             self._join(pair)
 
+    def end(self) -> None:
+        """The session has ended."""
+        self._pair.leave(self)
+
     def _join(self, pair: Pair) -> None:
+        self._pair.leave(self)
         self._pair = pair
+        if self._pinned != 0:
+            pair.join(self)
         self._kind = pair.kind
         self._own: ChainAcceptance | TreeGain = TreeGain() if pair.tree_depth else ChainAcceptance()
         self._chooser = Chooser()
@@ -168,7 +176,7 @@ class Governor:
                 self._chooser.begin(choice)
             choice = self._chooser.choice or choice
             if not self._pair.is_narrow(room):
-                choice = self._chooser.look(
+                choice, _ = self._chooser.look(
                     self._model(room), self._pair.limit(room), room.may_draft_ahead, self._pair.moment
                 )
         if self._choice is not None and choice != self._choice and self._kind == self._pair.kind:
@@ -185,7 +193,7 @@ class Governor:
 
     def _plain_or_probe(self, room: Room) -> Decision:
         self._own.wear(1.0 - _WORN_BY_A_PLAIN_ROUND)
-        if self._pair.is_narrow(room) or not self._pair.probes.take():
+        if self._pair.is_narrow(room) or not self._pair.takes_probe():
             return _none(Reason.OFF)
         choice = best(self._model(room), self._pair.limit(room), may_ahead=False, with_plain=False)
         return self._block(choice.size, room, 0, Reason.PROBE)
@@ -210,8 +218,11 @@ class Governor:
             pair.proposed_share.observe(proposed)
         if outcome.num_draft_tokens:
             self._learn_acceptance(outcome)
-        if outcome.decision.reason is Reason.PROBE:
+        decision, period_s = outcome.decision, outcome.times.period_s
+        if decision.reason is Reason.PROBE:
             self._probed(outcome)
+        elif decision.reason is Reason.PAYS and not self._differs and period_s is not None:
+            pair.block_ended(decision.size, decision.ahead_depth > 0, period_s)
 
     def _learn_acceptance(self, outcome: RoundOutcome) -> None:
         pair, accepted = self._pair, len(outcome.accepted_path)

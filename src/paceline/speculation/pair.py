@@ -9,11 +9,12 @@ Acceptance is forgotten at the pace of one session: what n sessions see in 32 ro
 
 from __future__ import annotations
 
-from paceline.speculation.choice import Choice, Chooser, Moment
+from paceline.speculation.choice import Choice, Chooser, Moment, expect
 from paceline.speculation.estimates import NEWEST_SHARE, ChainAcceptance, Level, TreeGain
 from paceline.speculation.probes import ProbeSchedule
 from paceline.speculation.room import Room
 from paceline.speculation.round_model import DrafterTimes, RoundModel, VerifierTimes
+from paceline.speculation.slowness import Slowness
 
 _LARGEST_SHARE = 1.0 / 16.0
 """Of what is known of the acceptance, what one verdict replaces that comes after a long time: a probe."""
@@ -51,6 +52,8 @@ class Pair:
         self._now = 0.0
         self._judged_at = 0.0
         self._chooser = Chooser()
+        self._slowness = Slowness()
+        self._expected: tuple[Choice, float] | None = None
         self._widest = 0
         self._may_ahead = False
 
@@ -58,6 +61,16 @@ class Pair:
     def moment(self) -> Moment:
         """Now, as the newest verdict says."""
         return Moment(self._now, self._round_s.get(0.0))
+
+    def join(self, session: object) -> None:
+        """A session may ask the drafter from now on."""
+        if self.drafter is not None:
+            self.drafter.users.add(session)
+
+    def leave(self, session: object) -> None:
+        """It will not any more."""
+        if self.drafter is not None:
+            self.drafter.users.discard(session)
 
     # --- choosing -----------------------------------------------------------------------------------------------------
 
@@ -73,7 +86,11 @@ class Pair:
         if self._chooser.choice is not None and self.is_narrow(room):
             return self._chooser.choice
         model = self.model(room, self.gains(limit), self.proposed_share.get(1.0))
-        return self._chooser.look(model, limit, self._may_ahead, self.moment)
+        choice, compared = self._chooser.look(model, limit, self._may_ahead, self.moment)
+        if compared:
+            factor = self._slowness.factors[choice.ahead] if choice.size else 1.0
+            self._expected = choice, expect(model, choice).seconds / factor
+        return choice
 
     def limit(self, room: Room) -> int:
         """Largest size: of trees no larger than those that are proposed."""
@@ -106,7 +123,7 @@ class Pair:
     def model(self, room: Room, gains: tuple[float, ...], proposed_share: float) -> RoundModel:
         """What rounds are expected to bring with such gains."""
         tree_depth = min(self.tree_depth, room.max_depth)
-        return RoundModel(self.verifier, self.drafter, gains, tree_depth, proposed_share)
+        return RoundModel(self.verifier, self.drafter, gains, tree_depth, proposed_share, self._slowness.factors)
 
     # --- learning -----------------------------------------------------------------------------------------------------
 
@@ -115,6 +132,16 @@ class Pair:
         self._now = max(self._now, at)
         if period_s is not None:
             self._round_s.observe(period_s)
+
+    def block_ended(self, size: int, ahead: bool, period_s: float) -> None:
+        """A round with a block has ended, as large as all are to be."""
+        if self._expected is not None and self._expected[0] == Choice(size, ahead):
+            self._slowness.observe(ahead, self._expected[1], period_s, self.verifier.sessions)
+
+    def takes_probe(self) -> bool:
+        """A session at size 0 has a round before it; whether it is to probe."""
+        self._slowness.unused(self.verifier.sessions)
+        return self.probes.take()
 
     def chain_judged(self, depth: int, accepted: int) -> None:
         """A session's chain was judged."""

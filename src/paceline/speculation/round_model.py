@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakSet
 
 from paceline.speculation.estimates import Level, LinearTime
 
 _LEAST_S = 1e-6
+_LOAD_ROUNDS = 4
 _MAX_SHARE = 10.0
 _NO_WAIT = ((1.0, 0.0),)
 _AT_ONCE_S = 0.003
@@ -150,19 +152,56 @@ class VerifierTimes:
         return self.batch_sessions.get(1.0) * (1.0 + busy * self._away_share.get(0.0))
 
 
+@dataclass(frozen=True, slots=True)
+class DraftTimes:
+    """Where the time of one draft went, in seconds.
+
+    Attributes:
+        took_s: from asking to the answer.
+        queue_s: of this, waiting for its first step.
+        rest_s: of this, outside the drafter.
+        batch_sessions: drafts that shared its steps.
+    """
+
+    took_s: float
+    queue_s: float = 0.0
+    rest_s: float = 0.0
+    batch_sessions: int = 1
+
+
 class DrafterTimes:
     """What drafts of one drafter cost, as all sessions of a gateway have seen it.
 
+    A draft is made step by step, a token each, and a step is shared by all drafts that are on their way. So a draft
+    takes the longer the more sessions draft, and whether drafting pays is a question to all of them.
+
     Attributes:
-        draft_time: seconds from asking to the answer over the depth of the draft.
+        step_time: seconds of a step over the drafts that share it.
+        users: sessions that may ask for drafts.
     """
 
     def __init__(self) -> None:
-        self.draft_time = LinearTime(window=8, prior_share=0.8)
+        self.step_time = LinearTime(window=16, prior_share=0.02)
+        self.users: WeakSet[object] = WeakSet()
+        self._rest_s = Level(8)
+        self._batch = Level(8)
 
-    def observe(self, depth: int, took_s: float) -> None:
+    def observe(self, depth: int, times: DraftTimes) -> None:
         """Adds a draft; one that found nothing counts like one of a single token."""
-        self.draft_time.observe(max(depth, 1), took_s)
+        made_s = max(times.took_s - times.queue_s - times.rest_s, _LEAST_S)
+        self.step_time.observe(max(times.batch_sessions, 1), made_s / max(depth, 1))
+        self._rest_s.observe(max(times.rest_s, 0.0))
+        self._batch.observe(max(times.batch_sessions, 1))
+
+    @property
+    def sessions(self) -> float:
+        """Sessions that share the drafter, those of other gateways included as far as they show."""
+        return max(len(self.users), self._batch.get(1.0), 1.0)
+
+    def draft_s(self, depth: int, batch: float) -> float:
+        """From asking to the answer while so many drafts share a step: half a step of others goes before it."""
+        step_s = self.step_time.at(batch)
+        return depth * step_s + 0.5 * min(batch - 1.0, 1.0) * step_s + self._rest_s.get(0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +232,7 @@ class RoundModel:
             chain, the last of them is the chance that a draft made ahead was made on the right assumption.
         tree_depth: of a block that is a tree, drafted as a whole however little of it is sent; 0 for chains.
         proposed_share: how often a draft that was asked for proposed anything.
+        slower: rounds with blocks have taken so many times as long as this model says, drafted in turn and ahead.
     """
 
     def __init__(
@@ -202,17 +242,19 @@ class RoundModel:
         gains: Sequence[float],
         tree_depth: int = 0,
         proposed_share: float = 1.0,
+        slower: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         self._verifier = verifier
         self._drafter = drafter
         self._gains = gains
         self._tree_depth = tree_depth
         self._proposed_share = proposed_share
+        self._slower = slower
 
     @property
     def known(self) -> bool:
         """Whether it is known how long passes and drafts take."""
-        drafting = self._verifier.self_draft if self._drafter is None else self._drafter.draft_time
+        drafting = self._verifier.self_draft if self._drafter is None else self._drafter.step_time
         return self._verifier.pass_time.known and drafting.known
 
     def plain(self) -> Expectation:
@@ -224,14 +266,31 @@ class RoundModel:
         tokens = 1.0 + self._proposed_share * sum(self._gains[:size])
         depth = self._tree_depth or size
         if self._drafter is None:
-            return Expectation(tokens, self._judged_s(size, _NO_WAIT) + self._verifier.self_draft.at(depth))
-        draft_time = self._drafter.draft_time
-        draft_s = draft_time.at(depth)
-        if not ahead:
-            return Expectation(tokens, self._judged_s(size, ((1.0, draft_s),)))
-        agrees = self._proposed_share * self._gains[size]
-        late_s = max(draft_time.at(depth + 1) - self._verifier.round_s(size), 0.0)
-        return Expectation(tokens, self._judged_s(size, ((agrees, late_s), (1.0 - agrees, draft_s))))
+            seconds = self._judged_s(size, _NO_WAIT) + self._verifier.self_draft.at(depth)
+        else:
+            seconds = self._drafted_s(self._drafter, size, depth, ahead)
+        return Expectation(tokens, self._slower[ahead] * seconds)
+
+    def _drafted_s(self, drafter: DrafterTimes, size: int, depth: int, ahead: bool) -> float:
+        """Seconds of a round if all sessions of the drafter do the same.
+
+        How many of their drafts share a step depends on how long drafts take, and the other way round.
+        """
+        agrees = self._proposed_share * self._gains[size] if ahead else 0.0
+        others, drafting, seconds = drafter.sessions - 1.0, 0.0, 0.0
+        for _ in range(_LOAD_ROUNDS if others > 0.0 else 1):
+            draft_s = drafter.draft_s(depth, 1.0 + others * drafting)
+            if not ahead:
+                seconds = self._judged_s(size, ((1.0, draft_s),))
+                busy_s = draft_s
+            else:
+                ahead_s, pass_s = drafter.draft_s(depth + 1, 1.0 + others * drafting), self._verifier.round_s(size)
+                late_s = max(ahead_s - pass_s, 0.0)
+                seconds = self._judged_s(size, ((agrees, late_s), (1.0 - agrees, draft_s)))
+                # What turns out wrong is dropped as soon as the next draft is asked for.
+                busy_s = agrees * ahead_s + (1.0 - agrees) * (min(ahead_s, pass_s) + draft_s)
+            drafting = min(busy_s / seconds, 1.0) if seconds > 0.0 else 0.0
+        return seconds
 
     def _judged_s(self, size: int, waits: Sequence[tuple[float, float]]) -> float:
         """Seconds of a round with a block if one was proposed, else without."""

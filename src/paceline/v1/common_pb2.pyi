@@ -288,7 +288,7 @@ class Timing(_message.Message):
     total_us: _builtins.int
     """From the arrival of the command to its answer."""
     batch_sessions: _builtins.int
-    """Sessions that shared the last pass."""
+    """Sessions that shared the last pass; of a draft, its passes on average."""
     batch_tokens: _builtins.int
     """Tokens in the last pass."""
     draft_us: _builtins.int

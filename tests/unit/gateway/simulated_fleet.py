@@ -365,7 +365,7 @@ class _Making:
     arrived: float
     started: float | None = None
     made: int = 0
-    sessions: int = 0
+    shared: int = 0
 
 
 class _Drafter(_Device):
@@ -400,7 +400,7 @@ class _Drafter(_Device):
         self._computes = False
         for making in batch:
             making.made += 1
-            making.sessions = len(batch)
+            making.shared += len(batch)
             making.started = started if making.started is None else making.started
             if making.made >= making.command.max_depth and self._due.get(making.owner.text) is making:
                 del self._due[making.owner.text]
@@ -412,6 +412,7 @@ class _Drafter(_Device):
         start = command.base_len + len(command.assumed)
         acceptance = self._fleet.devices.acceptance
         started = self._fleet.now if making.started is None else making.started
+        sessions = round(making.shared / max(making.made, 1))
         self._answer(
             making.owner,
             Drafted(
@@ -421,7 +422,7 @@ class _Drafter(_Device):
                 DraftTree.chain([_guess(text, start + place, acceptance) for place in range(making.made)]),
                 kv_len=command.base_len - 1,
                 method="draft_model",
-                timing=self._timing(making.arrived, started, making.sessions, making.sessions),
+                timing=self._timing(making.arrived, started, sessions, sessions),
             ),
         )
 

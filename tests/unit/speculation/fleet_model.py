@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from paceline.speculation.governor import Decision, Governor, RoundOutcome
 from paceline.speculation.pair import Pair
 from paceline.speculation.room import Room
-from paceline.speculation.round_model import DrafterTimes, PassTimes
+from paceline.speculation.round_model import DrafterTimes, DraftTimes, PassTimes
 
 _GATHER_S = 0.020
 _ARRIVES_EVERY_S = 0.007
@@ -200,7 +200,7 @@ class FleetModel:
         session.asked = depth > 0
         late_before = session.drafter_busy_until > now
         if session.owed is not None and not late_before:
-            self._drafter.observe(*session.owed)
+            self._drafter.observe(session.owed[0], DraftTimes(session.owed[1], batch_sessions=phase.sessions))
             session.owed = None
         if depth and not late_before:
             draft_s = phase.draft_s(depth)
@@ -212,7 +212,7 @@ class FleetModel:
                 session.wait_s = patience_s
                 depth = 0
             else:
-                self._drafter.observe(depth, draft_s)
+                self._drafter.observe(depth, DraftTimes(draft_s, batch_sessions=phase.sessions))
         elif late_before:
             depth = 0
         session.depth = depth

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from paceline.speculation.governor import Decision, Governor, Reason, RoundOutcome
 from paceline.speculation.pair import Pair
 from paceline.speculation.room import Room
-from paceline.speculation.round_model import DrafterTimes, PassTimes
+from paceline.speculation.round_model import DrafterTimes, DraftTimes, PassTimes
 
 ROOM = Room(8, 16)
 PASS_S = 0.030
@@ -42,7 +42,7 @@ class Session:
             accepted = min(self.accepts(depth), depth)
             draft_s, pass_s = depth * self.draft_token_s, PASS_S + self.token_s * (1 + depth)
             if depth:
-                self.drafter.observe(depth, draft_s)
+                self.drafter.observe(depth, DraftTimes(draft_s))
             self.now += pass_s + draft_s
             itself = self.room.drafts_itself
             self.governor.observe(
@@ -189,7 +189,7 @@ def size_of_trees(token_s: float) -> int:
         nodes = min(decision.num_draft_tokens, 16)
         pass_s = PASS_S + token_s * (1 + nodes)
         if nodes:
-            drafter.observe(3, 0.006)
+            drafter.observe(3, DraftTimes(0.006))
         path = tuple([node for node in (1, 2, 3) if node <= nodes])
         times = PassTimes(pass_s, draft_wait_s=0.006, period_s=pass_s + 0.006, batch_tokens=1 + nodes)
         now += pass_s + 0.006
@@ -245,7 +245,7 @@ def test_sizes_stay_within_the_room_and_depend_on_nothing_else(
         path = tuple(range(1, min(accepted, depth) + 1))
         nodes = 2 * depth if branched else depth
         for governor, drafter in twins:
-            drafter.observe(depth, draft_s)
+            drafter.observe(depth, DraftTimes(draft_s))
             governor.observe(RoundOutcome(first, times, asked, nodes, depth, path, branched))
 
 

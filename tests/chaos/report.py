@@ -28,8 +28,9 @@ class ChaosReport:
         resumes: streams that a gateway took over from another one, or from itself.
         moves: sessions that went on at another verifier or anew at the same one.
         busy_retries: times that a session's name was still taken by a gateway that had died.
-        longest_gap_s: between two events of a stream while some verifier was there.
-        median_gap_s: of the longest gaps of all streams.
+        longest_gap_s: between two events of a stream during which there was always some verifier.
+        longest_gap_of: whose.
+        median_gap_s: of the longest gaps of all those streams.
         blackout_s: time in which no verifier could be used.
         idle_after_s: after the last stream, until nothing was left of anybody.
         faults: what is wrong; empty if nothing is.
@@ -51,6 +52,7 @@ class ChaosReport:
     moves: int
     busy_retries: int
     longest_gap_s: float
+    longest_gap_of: str
     median_gap_s: float
     blackout_s: float
     idle_after_s: float
@@ -73,8 +75,9 @@ class ChaosReport:
         )
         yield f"{self.resumes} resumes, {self.moves} moves, {self.busy_retries} waits for the name of a session"
         yield (
-            f"longest gap {self.longest_gap_s:.1f} s, median of the longest {self.median_gap_s:.1f} s; no verifier for "
-            f"{self.blackout_s:.1f} s; everything free {self.idle_after_s:.1f} s after the last stream"
+            f"longest gap {self.longest_gap_s:.1f} s ({self.longest_gap_of}), median of the longest "
+            f"{self.median_gap_s:.1f} s; no verifier for {self.blackout_s:.1f} s; everything free "
+            f"{self.idle_after_s:.1f} s after the last stream"
         )
         yield from (f"FAULT: {fault}" for fault in self.faults)
         yield "passed" if self.passed else f"FAILED: {len(self.faults)} faults"

@@ -162,7 +162,9 @@ async def run(options: ChaosOptions, folder: Path) -> ChaosReport:
     faults = [*done.faults, *(f"a process is left: {line}" for line in fleet.strangers()), *_log_faults(logs)]
     oracle = Oracle(models)
     oracle.judge(done.readings, fleet.blackouts)
-    gaps = _gaps(done.readings, fleet)
+    undarkened = _undarkened(done.readings, fleet)
+    gaps = [reading.longest_gap_s for reading in undarkened] or [0.0]
+    slowest = max(undarkened, key=lambda reading: reading.longest_gap_s, default=None)
     return ChaosReport(
         seed=options.seed,
         seconds=options.seconds,
@@ -180,6 +182,7 @@ async def run(options: ChaosOptions, folder: Path) -> ChaosReport:
         moves=round(done.counters.total(MOVES)),
         busy_retries=sum(reading.busy_retries for reading in done.readings),
         longest_gap_s=max(gaps),
+        longest_gap_of="" if slowest is None else f"{slowest.name}, session {slowest.session}",
         median_gap_s=statistics.median(gaps),
         blackout_s=fleet.blackouts.total_s,
         idle_after_s=done.idle_after_s,
@@ -203,8 +206,7 @@ def _log_faults(logs: Sequence[Path]) -> list[str]:
     return found
 
 
-def _gaps(readings: Sequence[Reading], fleet: ChaosFleet) -> list[float]:
-    """The longest time without an event of each stream, those apart that saw a blackout."""
+def _undarkened(readings: Sequence[Reading], fleet: ChaosFleet) -> list[Reading]:
+    """Generations during which there was always some verifier."""
     blackouts = fleet.blackouts
-    untouched = [reading for reading in readings if not blackouts.seconds_in(reading.began_at, reading.last_at)]
-    return [reading.longest_gap_s for reading in untouched] or [0.0]
+    return [reading for reading in readings if not blackouts.seconds_in(reading.began_at, reading.last_at)]

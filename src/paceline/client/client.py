@@ -15,7 +15,9 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -123,6 +125,9 @@ class AsyncClient:
             ResumeFailed: the stream broke and could not be resumed.
             PacelineError: what the gateway says, or `Unavailable` when none can be reached.
         """
+        if request.session is not None and request.seed is None:
+            # By which a generation is known from an earlier turn's, should the stream break before it begins.
+            request = replace(request, seed=secrets.randbits(63))
         return self._stream(request, None, timeout_s, request_id)
 
     def resume(

@@ -26,7 +26,7 @@ from paceline.errors import (
     Unavailable,
 )
 from paceline.generation import Chunk, Finished, GenerationEvent, Promise, Started
-from paceline.text.request import GenerationRequest, ResumeRequest
+from paceline.text.request import GenerationRequest, ResumeRequest, TokenPrompt
 from paceline.token_log import EMPTY_HASH, extend_hash
 
 _MAX_FENCINGS = 3
@@ -151,6 +151,7 @@ class Recovery:
 
         Raises:
             ResumeFailed: the stream does not go on where the consumer is.
+            SessionBusy: the session runs another generation than the one that was asked for.
         """
         match event:
             case Started():
@@ -167,6 +168,7 @@ class Recovery:
     def _begin(self, event: Started, now: float) -> Started | None:
         first = self._started is None
         if first:
+            self._check_own(event)
             self._started = event
             self._next_token = event.prompt_tokens
             if self._point is not None and self._point.next_token is not None:
@@ -177,6 +179,18 @@ class Recovery:
         else:
             self._stream_at, self._stream_hash = self._next_token, self._ids_hash
         return event if first else None
+
+    def _check_own(self, event: Started) -> None:
+        """A session that was resumed since its name was taken may be on an earlier turn, whose end nobody recorded."""
+        request = self._request
+        if request is None or self.step is Step.GENERATE:
+            return
+        own_prompt = not isinstance(request.prompt, TokenPrompt) or len(request.prompt.ids) == event.prompt_tokens
+        if not own_prompt or request.seed not in (None, event.seed):
+            raise SessionBusy(
+                f"session {event.session!r} was on another generation, whose end was not recorded; try again",
+                field="session",
+            )
 
     def _new_part(self, chunk: Chunk) -> Chunk | None:
         first = chunk.next_token - len(chunk.token_ids)

@@ -23,7 +23,7 @@ from paceline.errors import (
 )
 from paceline.generation import Chunk, Evidence, Finished, GenerationEvent, Promise, Started
 from paceline.messages import FinishReason, TokenOrigin
-from paceline.text.request import GenerationRequest, ResumeRequest, TextPrompt
+from paceline.text.request import GenerationRequest, ResumeRequest, TextPrompt, TokenPrompt
 
 START = 3
 STARTED = Started("drawn", "toy", START, 77)
@@ -237,6 +237,24 @@ def test_a_request_that_runs_on_behind_a_broken_connection_is_resumed() -> None:
     assert (it.step, it.resume_request()) == (Step.RESUME, ResumeRequest("mine"))
     it.take(STARTED, 0.0)
     assert it.take(chunk(0, [5]), 0.0) == chunk(0, [5])
+
+
+@pytest.mark.parametrize(
+    ("seed", "prompt", "is_own"),
+    [(77, TokenPrompt((1,) * START), True), (78, TextPrompt("x"), False), (77, TokenPrompt((1,) * 9), False)],
+)
+def test_an_earlier_turn_of_the_session_is_never_taken_for_the_request(
+    seed: int, prompt: TextPrompt | TokenPrompt, is_own: bool
+) -> None:
+    """The end of that turn could not be recorded, so the name seems taken and resuming finds it."""
+    it = recovery(GenerationRequest(prompt, session="mine", seed=seed))
+    fail(it, BROKEN)
+    fail(it, SessionBusy("it runs"))
+    if is_own:
+        assert it.take(STARTED, 0.0) == STARTED
+    else:
+        with pytest.raises(SessionBusy, match="try again"):
+            it.take(STARTED, 0.0)
 
 
 def test_somebody_elses_session_is_not_stolen_because_an_address_is_dead() -> None:

@@ -284,7 +284,7 @@ def show(results: Results) -> None:
         times = (row.round_ms, row.verify_ms, row.draft_wait_ms, row.draft_ms, row.rest_ms)
         cells = [f"{row.tokens_per_second:.1f}", *(f"{value:.2f}" for value in figures)]
         table.add_row(row.way, *cells, *(f"{value:.1f}" for value in times), str(row.different))
-    Console(width=130).print(table)
+    Console(width=140).print(table)
     show_ratios("drafting ahead, all prompts", results.ratios)
 
 

@@ -27,7 +27,8 @@ async def test_a_drafter_killed_in_mid_stream_and_back_is_used_again(tmp_path: P
         run = await stream.rest()
         assert run.tokens == EXPECTED
         assert TokenOrigin.ACCEPTED in run.origins[:6]
-        assert run.origins[11:18] == [TokenOrigin.PLAIN] * 7
+        # Two blocks may be on their way when the drafter dies, behind the one that gave the first tokens.
+        assert run.origins[16:18] == [TokenOrigin.PLAIN] * 2
         assert TokenOrigin.ACCEPTED in run.origins[18:]
 
 

@@ -25,7 +25,8 @@ IDLE_TIMEOUT_S = 40.0
 """Orphans of a replica live for 10 s, a record is repaired for 10 s, and a dead connection is noticed after 30 s."""
 MORE_FILES = 40
 """Connections to Redis are kept, as many as were needed at once."""
-MORE_BYTES = 24 * 2**20
+MORE_BYTES = 32 * 2**20
+"""With a seventh: allocators and kernels of a young process still grow."""
 _POLL_S = 0.25
 _ZERO = {
     Kind.GATEWAY: (
@@ -73,7 +74,7 @@ def growth(before: Mapping[str, Size], after: Mapping[str, Size]) -> list[str]:
         now = after.get(name, Size(0, 0))
         if now.files > then.files + MORE_FILES:
             grown.append(f"{name} has {now.files} open files, and had {then.files}")
-        if now.memory_bytes > then.memory_bytes * 1.1 + MORE_BYTES:
+        if now.memory_bytes > then.memory_bytes * 1.15 + MORE_BYTES:
             grown.append(f"{name} takes {now.memory_bytes >> 20} MiB, and took {then.memory_bytes >> 20}")
     return grown
 

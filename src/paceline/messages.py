@@ -161,7 +161,8 @@ class ModelInfo:
     """What a replica serves. Of its memory a verifier spends `drafting_bytes` on drafting by itself and on features.
 
     `features` are those that a verifier serves, or that a drafter cannot draft without. `weights_digest` is that of a
-    verifier; empty where it is not known.
+    verifier; empty where it is not known. `gather_window_us` is how long a verifier's pass may wait for sessions that
+    will soon be back.
     """
 
     model: str
@@ -178,6 +179,7 @@ class ModelInfo:
     drafting_bytes: int = 0
     features: FeatureFormat | None = None
     weights_digest: str = ""
+    gather_window_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,7 @@ async def test_verifier_serves_drains_and_ends(
     assert info.vocab_size > 0
     assert info.tokenizer_hash
     assert list(info.eos_token_ids)
+    assert info.gather_window_us == 20_000
     assert await VERIFIER_CODEC.get_vocabulary(opened, 10.0) == Tokenizer.load(tiny_llama).vocabulary
     health = health_pb2_grpc.HealthStub(opened).Watch(health_pb2.HealthCheckRequest(service="paceline.v1.Verifier"))
     assert (await wait_for(health.read())).status == health_pb2.HealthCheckResponse.SERVING

@@ -212,6 +212,7 @@ def test_drafter_events_survive_the_wire(event: m.DrafterEvent) -> None:
         drafting_bytes=LONGS,
         features=st.none() | FORMATS,
         weights_digest=NAMES,
+        gather_window_us=LONGS,
     )
 )
 def test_model_info_survives_the_wire(info: m.ModelInfo) -> None:

@@ -110,7 +110,7 @@ class RoundLoop:
                 self._drafter_late = False
                 self.drafter.found(replica, self.verifier.drafting_bytes)
             drafter = "" if self.verifier.drafts_itself else self.drafter.attachment.address
-            self._governor.served_by(self.verifier.attachment.address, drafter)
+            self._governor.served_by(self.verifier.attachment.address, drafter, self.verifier.gather_window_s)
 
         self._do(step, now)
 

@@ -36,20 +36,23 @@ class FleetTimes:
         self._drafters: OrderedDict[str, DrafterTimes] = OrderedDict()
         self._pairs: OrderedDict[tuple[str, str, str], Pair] = OrderedDict()
 
-    def pair(self, verifier: str, drafter: str, method: str) -> Pair:
+    def pair(self, verifier: str, drafter: str, method: str, gather_window_s: float = 0.0) -> Pair:
         """That of sessions that use both, and no other method than that one if one is named.
 
         Args:
             verifier: address.
             drafter: address; empty where the verifier drafts by itself, or nobody does.
             method: as the request fixes it, or empty.
+            gather_window_s: as the verifier says; it may have been started anew with another one.
         """
 
         def make() -> Pair:
             drafter_times = _kept(self._drafters, drafter, DrafterTimes) if drafter else None
             return Pair(_kept(self._verifiers, verifier, VerifierTimes), drafter_times)
 
-        return _kept(self._pairs, (verifier, drafter, method), make)
+        pair = _kept(self._pairs, (verifier, drafter, method), make)
+        pair.verifier.gather_window_s = gather_window_s
+        return pair
 
 
 def _kept(shared: OrderedDict[_Key, _Shared], key: _Key, make: Callable[[], _Shared]) -> _Shared:
@@ -82,9 +85,15 @@ class SessionGovernor:
         self._verdict_at: float | None = None
         self._changes_told = 0
 
-    def served_by(self, verifier: str, drafter: str) -> None:
-        """The session has these replicas from now on; no drafter where the verifier drafts by itself, or none is."""
-        self._pair = self._times.pair(verifier, drafter, self._method)
+    def served_by(self, verifier: str, drafter: str, gather_window_s: float) -> None:
+        """The session has these replicas from now on.
+
+        Args:
+            verifier: its address; empty for none.
+            drafter: the same; empty too where the verifier drafts by itself.
+            gather_window_s: longest wait of the verifier's passes for sessions that will soon be back.
+        """
+        self._pair = self._times.pair(verifier, drafter, self._method, gather_window_s)
         self._next = None
         self._verdict_at = None
         if self._governor is not None:

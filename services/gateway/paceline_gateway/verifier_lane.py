@@ -119,6 +119,12 @@ class VerifierLane:
         return replica.info.drafting_bytes if replica else 0
 
     @property
+    def gather_window_s(self) -> float:
+        """Longest wait of its passes for sessions that will soon be back."""
+        replica = self.attachment.replica
+        return replica.info.gather_window_us / 1e6 if replica else 0.0
+
+    @property
     def features(self) -> FeatureFormat | None:
         """The features that it serves; None for none."""
         replica = self.attachment.replica

@@ -145,6 +145,7 @@ def _model_info(
         drafting_bytes=own_weights_bytes + own_kv_bytes + runner.info.feature_bytes,
         features=None if served is None else served.format,
         weights_digest=digest,
+        gather_window_us=round(settings.gather_window_ms * 1000),
     )
 
 

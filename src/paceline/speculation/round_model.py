@@ -26,8 +26,6 @@ _MAX_SHARE = 10.0
 _NO_WAIT = ((1.0, 0.0),)
 _AT_ONCE_S = 0.003
 """A session that is back so soon misses no pass."""
-_GATHER_S = 0.020
-"""So long verifiers wait for sessions, if more of them are served that way; and no longer than a pass takes."""
 _BUSY_QUEUE_SHARE = 0.25
 """A verifier whose queue takes so much of a pass, or more, is busy with other sessions."""
 
@@ -61,9 +59,12 @@ class VerifierTimes:
     """What rounds with one verifier cost, as all sessions of a gateway have seen it.
 
     Args:
+        gather_window_s: so long the verifier waits for sessions, if more of them are served that way; and no longer
+            than a pass takes.
         max_block_tokens: largest block that any session may send; a pass with more tokens per session reads a prompt.
 
     Attributes:
+        gather_window_s: the same.
         pass_time: seconds of a pass over its tokens.
         batch_sessions: sessions that share a pass.
         self_draft: seconds of drafting in the verifier over the depth.
@@ -72,7 +73,8 @@ class VerifierTimes:
     _PLAIN_EVERY = 64
     _PLAIN_AT_MOST_EVERY = 512
 
-    def __init__(self, max_block_tokens: int = 64) -> None:
+    def __init__(self, gather_window_s: float = 0.0, max_block_tokens: int = 64) -> None:
+        self.gather_window_s = gather_window_s
         self._max_block_tokens = max_block_tokens
         self._queue_share = Level(16)
         self._away_share = Level(16)
@@ -141,7 +143,7 @@ class VerifierTimes:
             return self.pass_time.at(1 + num_draft_tokens) + idle_s
         round_s = passes * self.pass_time.at(sessions / passes * (1 + num_draft_tokens))
         longest_s = max(wait_s for share, wait_s in waits if share > 0.0) + rest_s
-        if longest_s <= min(_GATHER_S, usual_pass_s):
+        if longest_s <= min(self.gather_window_s, usual_pass_s):
             round_s = min(round_s, longest_s + self.pass_time.at(sessions * (1 + num_draft_tokens)))
         return max(round_s, self.pass_time.at(1 + num_draft_tokens) + idle_s)
 

@@ -400,6 +400,7 @@ class ModelInfo(_message.Message):
     DRAFTING_BYTES_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
+    GATHER_WINDOW_US_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name that clients ask for."""
     vocab_size: _builtins.int
@@ -422,6 +423,8 @@ class ModelInfo(_message.Message):
     """Of weights_bytes and kv_bytes, what a verifier spends on drafting: by itself, and on the features that it serves."""
     weights_digest: _builtins.str
     """Of a verifier: a digest of its weights. A session goes on only where it is the same; empty: unknown, fits all."""
+    gather_window_us: _builtins.int
+    """Of a verifier: the longest that a pass waits for sessions that will soon be back. 0: not at all."""
     @_builtins.property
     def methods(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """For a drafter, its methods in the order in which it tries them: draft_model, ngram, ...; for a verifier the one that
@@ -455,10 +458,11 @@ class ModelInfo(_message.Message):
         drafting_bytes: _builtins.int = ...,
         features: Global___FeatureFormat | None = ...,
         weights_digest: _builtins.str = ...,
+        gather_window_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "drafting_bytes", b"drafting_bytes", "eos_token_ids", b"eos_token_ids", "features", b"features", "kv_bytes", b"kv_bytes", "max_draft_tokens", b"max_draft_tokens", "max_model_len", b"max_model_len", "max_sessions", b"max_sessions", "methods", b"methods", "model", b"model", "tokenizer_hash", b"tokenizer_hash", "vocab_size", b"vocab_size", "weights_bytes", b"weights_bytes", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_id", b"boot_id", "drafting_bytes", b"drafting_bytes", "eos_token_ids", b"eos_token_ids", "features", b"features", "gather_window_us", b"gather_window_us", "kv_bytes", b"kv_bytes", "max_draft_tokens", b"max_draft_tokens", "max_model_len", b"max_model_len", "max_sessions", b"max_sessions", "methods", b"methods", "model", b"model", "tokenizer_hash", b"tokenizer_hash", "vocab_size", b"vocab_size", "weights_bytes", b"weights_bytes", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

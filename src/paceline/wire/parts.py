@@ -254,6 +254,7 @@ def model_info_to_pb(info: m.ModelInfo) -> common_pb2.ModelInfo:
         drafting_bytes=info.drafting_bytes,
         features=None if info.features is None else feature_format_to_pb(info.features),
         weights_digest=info.weights_digest,
+        gather_window_us=info.gather_window_us,
     )
 
 
@@ -274,6 +275,7 @@ def model_info_from_pb(info: common_pb2.ModelInfo) -> m.ModelInfo:
         drafting_bytes=info.drafting_bytes,
         features=feature_format_from_pb(info.features) if info.HasField("features") else None,
         weights_digest=info.weights_digest,
+        gather_window_us=info.gather_window_us,
     )
 
 

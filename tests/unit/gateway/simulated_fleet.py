@@ -262,7 +262,16 @@ class _Device:
     def __init__(self, fleet: SimulatedFleet, kind: str, index: int) -> None:
         self._fleet = fleet
         self._computes = False
-        info = ModelInfo("simulated", _VOCAB_SIZE, _MAX_MODEL_LEN, (), "hash", "boot", max_draft_tokens=64)
+        info = ModelInfo(
+            "simulated",
+            _VOCAB_SIZE,
+            _MAX_MODEL_LEN,
+            (),
+            "hash",
+            "boot",
+            max_draft_tokens=64,
+            gather_window_us=round(_US_PER_S * fleet.devices.gather_window_s),
+        )
         self.replica = Replica(f"{kind}-{index}", info)
 
     def take(self, owner: _Generation, command: VerifierCommand | DrafterCommand) -> None:

@@ -158,6 +158,8 @@ def test_times_of_replicas_are_kept_apart_and_are_bounded() -> None:
     assert [other.verifier is first.verifier for other in others] == [False, True, True]
     assert [other.drafter is first.drafter for other in others] == [True, False, True]
     assert times.pair("v0", "", "").drafter is None
+    times.pair("v0", "d1", "", gather_window_s=0.005)
+    assert first.verifier.gather_window_s == 0.005
     for number in range(300):
         times.pair(f"v{number + 2}", "d0", "")
     assert times.pair("v0", "d0", "") is not first

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from paceline.speculation.governor import Decision, Governor, RoundOutcome
 from paceline.speculation.pair import Pair
 from paceline.speculation.room import Room
-from paceline.speculation.round_model import DrafterTimes, DraftTimes, PassTimes
+from paceline.speculation.round_model import DrafterTimes, DraftTimes, PassTimes, VerifierTimes
 
 _GATHER_S = 0.020
 _ARRIVES_EVERY_S = 0.007
@@ -96,7 +96,7 @@ class FleetModel:
         self._pinned = pinned
         self._seed = seed
         self._drafter = DrafterTimes()
-        self._pair = Pair(drafter=self._drafter)
+        self._pair = Pair(VerifierTimes(_GATHER_S), self._drafter)
         self._sessions: list[_Session] = []
         self._now = 0.0
 

@@ -145,6 +145,7 @@ class ChaosFleet:
                     asyncio.create_task(member.keep(), name=f"keeper {member.name}") for member in self.of(*kinds)
                 ]
                 await self.all_up(*kinds)
+            self.blackouts.intervals.clear()  # that there was none before the start is no news
         except BaseException:
             await self._end_all()
             raise

@@ -212,6 +212,19 @@ async def test_a_newer_owner_stops_this_one(tmp_path: Path, server: Server, stor
         assert (record.epoch, record.state) == (newer, SessionState.RUNNING)
 
 
+class SilentAtTheStart(MemoryStore):
+    """It goes away right after it was found to be there."""
+
+    async def beat(self, owner: str, life_s: float) -> None:
+        raise Unavailable("no answer in time")
+
+
+async def test_a_store_that_goes_away_during_the_start_does_not_end_the_gateway(tmp_path: Path) -> None:
+    async with streaming(tmp_path, store=SilentAtTheStart()) as (_fleet, stream):
+        run = await stream.rest()
+        assert run.tokens == EXPECTED
+
+
 class FencedAtTheEnd(MemoryStore):
     """Another gateway takes the session over just before its last tokens are recorded."""
 

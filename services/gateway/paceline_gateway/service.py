@@ -148,7 +148,8 @@ class GatewayService:
         self.sessions.start(supervisor)
         await self._wait_for_replicas(self.verifiers, self.drafters)
         owner = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        await self.store.beat(owner, _OWNER_LIFE_S)
+        with contextlib.suppress(PacelineError):  # it was there a moment ago, and the heartbeat goes on
+            await self.store.beat(owner, _OWNER_LIFE_S)
         supervisor.spawn("heartbeat", lambda: self._beat(owner), on_error=OnError.RESTART)
         services = SessionServices(
             owner=owner,

@@ -395,15 +395,22 @@ class RoundLoop:
             self._wait_started = None
 
     def _draft_ahead(self, block: DraftTree, now: float) -> None:
-        """Asks for the block after the one that is being verified, with a guess of the token between them."""
-        if not self._may_draft_ahead:
+        """Asks for the block after the one that is being verified, with a guess of the token between them.
+
+        Where that is not wanted the guess alone is asked for while the verifier reads the prompt: the drafter has to
+        read it too.
+        """
+        if not self.drafter.live or self.drafter.needs_features:
             return
-        next_depth = min(self._governor.decide(self._room(self._depth_limit())).ahead_depth, self._block_limit())
-        if next_depth <= 0:
+        decision = self._governor.decide(self._room(self._depth_limit()))
+        next_depth = min(decision.ahead_depth, self._block_limit())
+        reads_prompt = len(self.log) == len(self._plan.prompt)
+        if next_depth <= 0 and not (reads_prompt and decision.max_depth > 0):
             return
         book = self.drafter.book
         known = len(book.tail.main_path)
         wanted = min(block.max_depth + 1 + next_depth, self._committer.remaining_tokens - 1)
         depth = min(wanted - known, self.drafter.depth_limit())
-        if known + depth > block.max_depth + 1 and depth > 0 and book.worth_asking():
+        brings_more = known + depth >= block.max_depth + 1 + min(next_depth, 1)
+        if brings_more and depth > 0 and book.worth_asking():
             self.drafter.draft(depth, now)

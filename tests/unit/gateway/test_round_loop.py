@@ -110,8 +110,8 @@ def test_a_rejected_block_makes_a_fresh_draft_that_supersedes(tmp_path: Path) ->
 def test_sequential_never_drafts_while_verifying(tmp_path: Path) -> None:
     simulation = Simulation(tmp_path, LAW, perfect(LAW), draft_ahead=False)
     simulation.start()
-    assert not drafts(simulation)
-    simulation.deliver(Lane.DRAFTER)  # Opened
+    assert [(draft.base_len, draft.max_depth) for draft in drafts(simulation)] == [(3, 1)]  # both read the prompt
+    drain(simulation, Lane.DRAFTER)
     while not simulation.terminal:
         assert not (simulation.loop.verifier.outstanding and simulation.loop.drafter.book.num_open)
         simulation.step()

@@ -9,7 +9,8 @@ prints one line of JSON: the port that leads to each address. It obeys the lines
     mend 1    what was held back goes on
 
 A process of its own, so that what it costs is in nobody's figures, and one thread around `select`, whose waits are
-exact to some 50 microseconds: an asyncio loop rounds them up to whole milliseconds. The kernel's own means (netem) are
+exact to some 50 microseconds: an asyncio loop rounds them up to whole milliseconds. What bytes take to pass it in any
+case counts as delay too, so a fifth of a millisecond there and back is what a ping takes longer than without it. The kernel's own means (netem) are
 not in every kernel and want root. Bytes are delayed, never dropped or reordered: a cut is what TCP makes of a network
 that is away for a while. Connections stay open, and new ones are not answered.
 """
@@ -36,6 +37,11 @@ from paceline.errors import Unavailable
 _HOST = "127.0.0.1"
 _CHUNK_BYTES = 1 << 16
 _START_TIMEOUT_S = 20.0
+_PASSAGE_S = 75e-6
+"""What bytes take to pass in one direction if they are not held: two wake-ups of threads that slept, of which one would
+be without the proxy. A ping each 10 ms takes 0.07 to 0.08 ms without it, and 0.18 to 0.29 ms with it, on virtual cores."""
+_SHORTEST_SLEEP_S = 50e-6
+"""To sleep for less takes longer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +113,10 @@ class DelayLoop:
 
     def _wait_s(self, ways: Sequence[_Direction]) -> float | None:
         due_s = min((way.held[0][0] for way in ways if way.held), default=None)
-        return None if due_s is None else max(0.0, due_s - time.perf_counter())
+        if due_s is None:
+            return None
+        wait_s = due_s - time.perf_counter()
+        return wait_s if wait_s > _SHORTEST_SLEEP_S else 0.0
 
     def _accept(self, listener: socket.socket) -> None:
         near, _ = listener.accept()
@@ -130,7 +139,7 @@ class DelayLoop:
         except OSError:
             data = b""
         way.reads = bool(data)
-        way.held.append((now_s + self.delay_s, data))
+        way.held.append((now_s + max(0.0, self.delay_s - _PASSAGE_S), data))
 
     def _write(self, way: _Direction) -> None:
         try:

@@ -38,7 +38,7 @@ _HOST = "127.0.0.1"
 _CHUNK_BYTES = 1 << 16
 _START_TIMEOUT_S = 20.0
 _PASSAGE_S = 75e-6
-"""What bytes take to pass in one direction if they are not held: one more thread that slept is woken. On virtual cores a
+"""What bytes take to pass in one direction if they are not held: a thread that slept is woken. On virtual cores a
 ping each 10 ms takes 0.07 to 0.09 ms without the proxy, and 0.18 to 0.29 ms through it."""
 _SHORTEST_SLEEP_S = 50e-6
 """To sleep for less takes longer."""

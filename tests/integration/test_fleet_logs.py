@@ -176,7 +176,8 @@ async def test_each_generation_has_its_two_lines(tmp_path: Path, log: Lines) -> 
         await fleet.quiet()
     names = {"request_id": "r-1", "session": "s-1", "tenant": "alice"}
     started, ended = log.one("generation started", **names), log.one("generation ended", **names)
-    assert (started["prompt_tokens"], started["max_tokens"], started["epoch"]) == (3, 20, 1)
+    assert (started["prompt_tokens"], started["max_tokens"]) == (3, 20)
+    assert started["epoch"] > 0
     assert (ended["outcome"], ended["completion_tokens"], ended["reason"]) == ("length", 20, "")
     assert ended["target_passes"] > 0
     failed = log.one("generation ended", request_id="r-2", session="s-2", tenant="alice")

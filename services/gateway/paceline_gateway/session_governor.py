@@ -14,8 +14,8 @@ from typing import TypeVar
 from paceline.messages import Timing
 from paceline.speculation.governor import Decision, Governor, Reason, RoundOutcome
 from paceline.speculation.pair import Pair
+from paceline.speculation.replica_times import DrafterTimes, DraftTimes, PassTimes, VerifierTimes
 from paceline.speculation.room import Room
-from paceline.speculation.round_model import DrafterTimes, DraftTimes, PassTimes, VerifierTimes
 from paceline_gateway.drafts import Answer
 from paceline_gateway.plan import GenerationPlan
 from paceline_gateway.verifier_lane import Verdict

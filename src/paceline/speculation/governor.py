@@ -35,8 +35,9 @@ from enum import Enum
 from paceline.speculation.choice import Choice, Chooser, best
 from paceline.speculation.estimates import ChainAcceptance, Level, TreeGain
 from paceline.speculation.pair import Pair
+from paceline.speculation.replica_times import PassTimes
 from paceline.speculation.room import Room
-from paceline.speculation.round_model import PassTimes, RoundModel
+from paceline.speculation.round_model import RoundModel
 
 _WORN_BY_A_PLAIN_ROUND = 1.0 / 512.0
 """Of what a session knows of its acceptance: the longer it is at size 0 the more it is thought like others."""
@@ -143,8 +144,7 @@ class Governor:
     def _join(self, pair: Pair) -> None:
         self._pair.leave(self)
         self._pair = pair
-        if self._pinned != 0:
-            pair.join(self)
+        pair.join(self, drafts=self._pinned != 0)
         self._kind = pair.kind
         self._own: ChainAcceptance | TreeGain = TreeGain() if pair.tree_depth else ChainAcceptance()
         self._chooser = Chooser()
@@ -248,7 +248,7 @@ class Governor:
         plain_s = verifier.round_s(0)
         if plain_s <= 0.0:
             return
-        took_s = verifier.round_s(outcome.num_draft_tokens, ((1.0, outcome.times.draft_wait_s),))
+        took_s = verifier.round_s(outcome.num_draft_tokens, outcome.times.draft_wait_s)
         if self._pair.drafter is None:
             took_s += verifier.self_draft.at(max(outcome.depth, 1))
         # Others do not wait for the one that probes, which so may miss a pass.

@@ -12,8 +12,9 @@ from __future__ import annotations
 from paceline.speculation.choice import Choice, Chooser, Moment, expect
 from paceline.speculation.estimates import NEWEST_SHARE, ChainAcceptance, Level, TreeGain
 from paceline.speculation.probes import ProbeSchedule
+from paceline.speculation.replica_times import DrafterTimes, VerifierTimes
 from paceline.speculation.room import Room
-from paceline.speculation.round_model import DrafterTimes, RoundModel, VerifierTimes
+from paceline.speculation.round_model import RoundModel
 from paceline.speculation.slowness import Slowness
 
 _LARGEST_SHARE = 1.0 / 16.0
@@ -62,13 +63,15 @@ class Pair:
         """Now, as the newest verdict says."""
         return Moment(self._now, self._round_s.get(0.0))
 
-    def join(self, session: object) -> None:
-        """A session may ask the drafter from now on."""
-        if self.drafter is not None:
+    def join(self, session: object, drafts: bool) -> None:
+        """A session uses the verifier from now on, and may ask the drafter if it `drafts`."""
+        self.verifier.users.add(session)
+        if self.drafter is not None and drafts:
             self.drafter.users.add(session)
 
     def leave(self, session: object) -> None:
-        """It will not any more."""
+        """It does not any more."""
+        self.verifier.users.discard(session)
         if self.drafter is not None:
             self.drafter.users.discard(session)
 

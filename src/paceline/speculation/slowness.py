@@ -31,9 +31,9 @@ class Slowness:
 
     @property
     def factors(self) -> tuple[float, float]:
-        """Drafted in turn, and ahead. A way that was never used is thought to be like the other one."""
+        """Drafted in turn, and ahead. A way that was never used is thought to be half as far off as the other one."""
         in_turn, ahead = self._ways
-        factors = in_turn.get(ahead.get(1.0)), ahead.get(in_turn.get(1.0))
+        factors = in_turn.get(_halfway(ahead.get(1.0))), ahead.get(_halfway(in_turn.get(1.0)))
         return _within_reason(factors[0]), _within_reason(factors[1])
 
     def observe(self, ahead: bool, expected_s: float, seconds: float, sessions: float) -> None:
@@ -53,7 +53,7 @@ class Slowness:
             return  # at first what was expected tells more of what was not known yet
         used, other = self._ways[ahead], self._ways[not ahead]
         used.observe(min(seconds / expected_s, _MOST))
-        _approach(other, used.get(1.0), _FORGOTTEN_BY_A_ROUND / max(sessions, 1.0))
+        _approach(other, _halfway(used.get(1.0)), _FORGOTTEN_BY_A_ROUND / max(sessions, 1.0))
 
     def unused(self, sessions: float) -> None:
         """One of so many sessions has decoded plainly."""
@@ -67,6 +67,10 @@ class Slowness:
 def _approach(level: Level, value: float, share: float) -> None:
     if level.value is not None:
         level.value += share * (value - level.value)
+
+
+def _halfway(factor: float) -> float:
+    return 0.5 * (1.0 + factor)
 
 
 def _within_reason(factor: float) -> float:

@@ -388,7 +388,7 @@ class _Drafter(_Device):
         elif isinstance(command, Draft):
             self.close(owner)
             self._due[owner.text] = _Making(owner, command, self._fleet.now)
-            self._begin()
+            self._fleet.at(0.0, self._begin)  # after all commands of the same frame
 
     def close(self, owner: _Generation) -> None:
         making = self._due.pop(owner.text, None)

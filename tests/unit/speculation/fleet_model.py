@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from paceline.speculation.governor import Decision, Governor, RoundOutcome
 from paceline.speculation.pair import Pair
+from paceline.speculation.replica_times import DrafterTimes, DraftTimes, PassTimes, VerifierTimes
 from paceline.speculation.room import Room
-from paceline.speculation.round_model import DrafterTimes, DraftTimes, PassTimes, VerifierTimes
 
 _GATHER_S = 0.020
 _ARRIVES_EVERY_S = 0.007

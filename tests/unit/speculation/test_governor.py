@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from paceline.speculation.governor import Decision, Governor, Reason, RoundOutcome
 from paceline.speculation.pair import Pair
+from paceline.speculation.replica_times import DrafterTimes, DraftTimes, PassTimes
 from paceline.speculation.room import Room
-from paceline.speculation.round_model import DrafterTimes, DraftTimes, PassTimes
 
 ROOM = Room(8, 16)
 PASS_S = 0.030

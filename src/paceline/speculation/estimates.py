@@ -62,7 +62,17 @@ class LinearTime:
         prior_share: 0 for a time that is thought fixed, 1 for one that is thought proportional to the tokens.
     """
 
-    __slots__ = ("_count", "_covariance", "_far", "_mean_seconds", "_mean_tokens", "_prior_share", "_spread", "_window")
+    __slots__ = (
+        "_count",
+        "_covariance",
+        "_far",
+        "_mean_seconds",
+        "_mean_tokens",
+        "_prior_share",
+        "_slope",
+        "_spread",
+        "_window",
+    )
 
     _SLOPE_WINDOW = 24.0
     """Number of samples at a distance of the mean itself that the slope looks back on."""
@@ -78,6 +88,7 @@ class LinearTime:
         self._mean_seconds = 0.0
         self._spread = 0.0
         self._covariance = 0.0
+        self._slope: float | None = None  # computed when it is asked for: a comparison asks hundreds of times
 
     @property
     def known(self) -> bool:
@@ -87,6 +98,11 @@ class LinearTime:
     @property
     def per_token_s(self) -> float:
         """Seconds per further token, at least 0 and at most what leaves a fixed part of 0."""
+        if self._slope is None:
+            self._slope = self._find_slope()
+        return self._slope
+
+    def _find_slope(self) -> float:
         if not self.known or self._mean_tokens <= 0:
             return 0.0
         steepest = self._mean_seconds / self._mean_tokens
@@ -103,6 +119,7 @@ class LinearTime:
         if tokens <= 0 or seconds <= 0:
             return
         seconds = self._clipped(tokens, seconds)
+        self._slope = None
         self._count = min(self._count + weight, self._window)
         share = min(weight / self._count, 1.0)
         tokens_off, seconds_off = tokens - self._mean_tokens, seconds - self._mean_seconds

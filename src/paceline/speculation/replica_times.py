@@ -29,6 +29,28 @@ _BUSY_QUEUE_SHARE = 0.25
 """A verifier whose queue takes so much of a pass, or more, is busy with other sessions."""
 
 
+class Users:
+    """Sessions of this gateway that use a replica; one that is dropped without a word is noticed at the next change.
+
+    Attributes:
+        count: how many.
+    """
+
+    def __init__(self) -> None:
+        self._sessions: WeakSet[object] = WeakSet()
+        self.count = 0
+
+    def add(self, session: object) -> None:
+        """It uses the replica."""
+        self._sessions.add(session)
+        self.count = len(self._sessions)
+
+    def discard(self, session: object) -> None:
+        """It does not any more."""
+        self._sessions.discard(session)
+        self.count = len(self._sessions)
+
+
 @dataclass(frozen=True, slots=True)
 class PassTimes:
     """Where the time of one round with a verifier went, in seconds.
@@ -76,7 +98,7 @@ class VerifierTimes:
     def __init__(self, gather_window_s: float = 0.0, max_block_tokens: int = 64) -> None:
         self.gather_window_s = gather_window_s
         self._max_block_tokens = max_block_tokens
-        self.users: WeakSet[object] = WeakSet()
+        self.users = Users()
         self._queue_share = Level(16)
         self._away_share = Level(16)
         self._rest_s = Level(16)
@@ -194,8 +216,8 @@ class VerifierTimes:
 
         If passes have more there are others: those of a pass, and those that wait for the next ones if it is busy.
         """
-        if self.batch_sessions.get(0.0) <= len(self.users):
-            return float(len(self.users))
+        if self.batch_sessions.get(0.0) <= self.users.count:
+            return float(self.users.count)
         busy = min(self._queue_share.get(0.0) / _BUSY_QUEUE_SHARE, 1.0)
         return self.batch_sessions.get(1.0) * (1.0 + busy * self._away_share.get(0.0))
 
@@ -230,7 +252,7 @@ class DrafterTimes:
 
     def __init__(self) -> None:
         self.step_time = LinearTime(window=16, prior_share=0.02)
-        self.users: WeakSet[object] = WeakSet()
+        self.users = Users()
         self._rest_s = Level(8)
         self._batch = Level(8)
 
@@ -244,7 +266,7 @@ class DrafterTimes:
     @property
     def sessions(self) -> float:
         """Sessions that share the drafter, those of other gateways included as far as they show."""
-        return max(len(self.users), self._batch.get(1.0), 1.0)
+        return max(self.users.count, self._batch.get(1.0), 1.0)
 
     def draft_s(self, depth: int, batch: float, in_step: bool) -> float:
         """From asking to the answer while so many drafts share a step.

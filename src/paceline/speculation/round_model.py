@@ -125,14 +125,17 @@ class RoundModel:
     ) -> float:
         """Seconds of a round where all wait for all. All draft at once; those that were right, the next block."""
         agrees = self._agrees(size, ahead)
-        draft_s = drafter.draft_s(depth, own + strangers, in_step=True)
+        batch = own + strangers
+        # Those of other verifiers are not in step: none, half or all of a step of theirs goes before.
+        half_step_s = 0.5 * min(strangers, 1.0) * drafter.step_time.at(batch)
+        draft_s = drafter.draft_s(depth, batch, in_step=True) + half_step_s
         late_s = 0.0
         if ahead:
             pass_s = self._verifier.pass_time.at(self._verifier.sessions * (1.0 + self._sent(size)))
-            late_s = max(drafter.draft_s(depth + 1, own + strangers, in_step=True) - pass_s, 0.0)
+            late_s = max(drafter.draft_s(depth + 1, batch, in_step=True) - pass_s, 0.0)
         all_agree = agrees**own
         usual_s = all_agree * late_s + (1.0 - all_agree) * max(draft_s, late_s)
-        return self._verifier.together_s(self._sent(size), max(draft_s, late_s), usual_s)
+        return self._verifier.together_s(self._sent(size), max(draft_s + half_step_s, late_s), usual_s)
 
     def _halves_s(
         self, drafter: DrafterTimes, size: int, depth: int, ahead: bool, half: float, strangers: float

@@ -66,6 +66,11 @@ def test_a_drafter_that_is_too_slow_for_all_at_once_serves_one_half_after_the_ot
     assert governed.sizes[2] > 0.9 * governed.sizes.total()
 
 
+def test_two_verifiers_that_share_a_drafter_are_not_in_step_with_each_other(tmp_path: Path) -> None:
+    """A longer draft would wait for those of the other verifier's sessions, longer than a pass waits for company."""
+    check(tmp_path, Devices(verifiers=2), Load(32), ((3, IN_TURN),), seconds=1.5)
+
+
 def test_one_session_drafts_ahead(tmp_path: Path) -> None:
     governed = check(tmp_path, Devices(), Load(1), ((4, AHEAD), (4, IN_TURN)), seconds=8.0)
     assert governed.ahead_hits > 0
@@ -83,6 +88,15 @@ def test_short_requests_begin_with_what_others_have_seen(
     tmp_path: Path, acceptance: float, ways: tuple[tuple[int, bool], ...]
 ) -> None:
     check(tmp_path, Devices(acceptance=acceptance), Load(16, 32), ways, warm_up_s=0.0, seconds=6.0)
+
+
+def test_what_it_costs_to_find_out_that_a_drafter_is_slow(tmp_path: Path) -> None:
+    """From a cold start all sessions ask it, and wait: half of the first second is lost, and a tenth of the next."""
+    load, devices = Load(16, 32), Devices(draft_pass=PassTime(40.0, 0.0))
+    governed = SimulatedFleet(tmp_path, devices, load)
+    plain = SimulatedFleet(tmp_path, devices, dataclasses.replace(load, governed=False, num_draft_tokens=0))
+    assert governed.run(2.0).goodput >= 0.70 * plain.run(2.0).goodput
+    assert governed.run(4.0).goodput >= PLAIN_SHARE * plain.run(4.0).goodput
 
 
 @pytest.mark.parametrize("itself", [False, True], ids=["drafter", "verifier"])

@@ -71,7 +71,8 @@ class TestLaw:
         assert tokens_of(found) == by_definition(logits, row, num)
         (best,) = draft_tokens(logits[None], [row], vocab_size=10, eos_token_ids=(EOS,))
         assert best is not None
-        assert (best.token, best.confidence) == (found[0].token, pytest.approx(found[0].confidence))
+        assert best.token == found[0].token
+        assert best.confidence == pytest.approx(found[0].confidence)
 
     @pytest.mark.parametrize(
         "sampling",

@@ -14,6 +14,10 @@ promises.
 
 On processors with AVX-512 that kernel takes longer for one to three rows than for four, so there fewer rows are padded
 with zeros.
+
+oneDNN compiles a kernel for every number of rows that it meets, and keeps it for as long as the process lives: half a
+megabyte for each shape of a weight, so that a replica whose batches have had every size up to 256 had grown by
+hundreds of megabytes. So many rows are padded to one of a few numbers (`padded_count`).
 """
 
 from __future__ import annotations
@@ -27,6 +31,32 @@ from torch.nn import functional
 
 _ROWS_HINT = 4
 """Number of rows that the layout is chosen for: a verify pass of a few tokens."""
+
+_EXACT_ROWS = 32
+"""Up to so many rows each number has kernels of its own: plain steps and blocks of one session or a few."""
+_COUNTS_PER_DOUBLING = 16
+"""Above, so many numbers from each power of two to the next one: at most a sixteenth of the rows are for nothing."""
+
+
+def padded_count(num_rows: int, least: int) -> int:
+    """How many rows to multiply where there are so many.
+
+    Up to 512 rows that gives 93 different numbers, each with 0.3 to 0.6 MiB of kernels per shape of a weight.
+
+    Args:
+        num_rows: rows that are there.
+        least: fewer are never multiplied; 0 where weights have no kernels of oneDNN: all numbers stay what they are.
+    """
+    if not least or num_rows <= _EXACT_ROWS:
+        return max(num_rows, least)
+    step = (1 << (num_rows - 1).bit_length()) // (2 * _COUNTS_PER_DOUBLING)
+    return -(-num_rows // step) * step
+
+
+def pad_rows(rows: torch.Tensor, least: int) -> torch.Tensor:  # [..., num_rows, width] -> [..., padded_count, width]
+    """The rows, and zeros after them; see `padded_count`."""
+    missing = padded_count(rows.shape[-2], least) - rows.shape[-2]
+    return functional.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
 def least_rows() -> int:
@@ -60,7 +90,7 @@ class PackedWeight:
         return 4 * (self.out_features * self.in_features + num_bias)
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:  # [..., in_features] -> [..., out_features]
-        """The product with every row, bias added. Fewer than `least_rows` rows are the caller's to pad."""
+        """The product with every row, bias added. Rows are the caller's to pad: `pad_rows` with `least_rows`."""
         product = torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self._bias, "none", [], "")
         return cast("torch.Tensor", product)
 
@@ -75,7 +105,7 @@ class PackedLinear(nn.Module):
     Args:
         weight: # [out_features, in_features]; not kept.
         bias: # [out_features] or None; kept.
-        pad_to_rows: fewer rows are padded to this many.
+        pad_to_rows: fewer rows are padded to this many, and more to one of a few numbers (`padded_count`).
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, pad_to_rows: int = 1) -> None:
@@ -93,9 +123,8 @@ class PackedLinear(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:  # [..., in_features] -> [..., out_features]
         """The product; the same shape rules as `nn.Linear`."""
         num_rows = inputs.shape[-2] if inputs.dim() > 1 else 0
-        if 0 < num_rows < self._pad_to_rows and inputs.numel() == num_rows * self.in_features:
-            padded = functional.pad(inputs, (0, 0, 0, self._pad_to_rows - num_rows))
-            return self._weight(padded)[..., :num_rows, :]
+        if num_rows and inputs.numel() == num_rows * self.in_features:
+            return self._weight(pad_rows(inputs, self._pad_to_rows))[..., :num_rows, :]
         return self._weight(inputs)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from torch.nn import functional
 from transformers import AutoConfig, PreTrainedConfig
 
 from paceline.adapted_model import ADAPTER_FOLDER, is_adapter
@@ -20,7 +19,7 @@ from paceline.engine.native.family import KNOWN_MODELS
 from paceline.engine.native.norms import Norm
 from paceline.engine.native.tables import PlainTable, TiedTable
 from paceline.engine.native.weights import MakeWeight, PlainWeight, Weight
-from paceline.engine.packing import PackedWeight, least_rows, packing_obstacle
+from paceline.engine.packing import PackedWeight, least_rows, packing_obstacle, pad_rows
 from paceline.errors import ModelError
 
 
@@ -91,7 +90,7 @@ def load_shared_parts(
         num_bytes = head.num_bytes
     return SharedParts(
         embed=embedding.embed,
-        head=_PaddedHead(head, least_rows() if packed else 1),
+        head=_PaddedHead(head, least_rows() if packed else 0),
         norm=norm,
         hidden_size=config.hidden_size,
         num_layers=config.num_hidden_layers,
@@ -104,14 +103,13 @@ def load_shared_parts(
 
 @dataclass(frozen=True, slots=True)
 class _PaddedHead:
-    """A head that is given at least as many rows as its kernel likes."""
+    """A head that is given as many rows as its kernel likes; see `packing.padded_count`."""
 
     weight: Weight
     least_rows: int
 
     def __call__(self, rows: torch.Tensor, /) -> torch.Tensor:  # [n, hidden_size] -> [n, vocab_size]
-        missing = self.least_rows - rows.shape[0]
-        return self.weight(functional.pad(rows, (0, 0, 0, missing)) if missing > 0 else rows)[: rows.shape[0]]
+        return self.weight(pad_rows(rows, self.least_rows))[: rows.shape[0]]
 
 
 def _read_config(folder: Path) -> PreTrainedConfig:

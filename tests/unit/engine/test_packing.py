@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from paceline.engine.packing import PackedLinear, pack_linears, packing_obstacle
+from paceline.engine.packing import PackedLinear, pack_linears, packing_obstacle, padded_count
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("pad_to_rows", [1, 4])
-@pytest.mark.parametrize("shape", [(1, 24), (3, 24), (9, 24), (1, 1, 24), (1, 2, 24), (2, 3, 24), (24,)])
+@pytest.mark.parametrize("shape", [(1, 24), (3, 24), (9, 24), (1, 1, 24), (1, 2, 24), (2, 3, 24), (1, 33, 24), (24,)])
 def test_a_packed_layer_multiplies_like_a_plain_one(shape: tuple[int, ...], pad_to_rows: int, bias: bool) -> None:
     torch.manual_seed(0)
     plain = nn.Linear(24, 40, bias=bias)
@@ -31,6 +31,19 @@ def test_rows_of_neighbours_change_no_bit() -> None:
     with torch.inference_mode():
         alone, crowded = packed(rows), packed(torch.cat([rows[:, :2], others[:, 2:]], dim=1))
     assert torch.equal(alone[:, :2], crowded[:, :2])
+
+
+@pytest.mark.parametrize("least", [1, 4])
+def test_many_rows_come_in_few_numbers_and_few_of_them_for_nothing(least: int) -> None:
+    counts = {num_rows: padded_count(num_rows, least) for num_rows in range(1, 513)}
+    assert all(num_rows <= count <= max(least, num_rows * 17 / 16) for num_rows, count in counts.items())
+    assert all(counts[num_rows] == max(num_rows, least) for num_rows in range(1, 33))
+    assert all(counts[count] == count for count in set(counts.values()))
+    assert len(set(counts.values())) == 33 - least + 64
+
+
+def test_where_the_kernels_do_not_depend_on_it_nothing_is_padded() -> None:
+    assert [padded_count(num_rows, 0) for num_rows in range(1, 513)] == list(range(1, 513))
 
 
 class TiedModel(nn.Module):

@@ -16,7 +16,7 @@ from paceline.engine.native.norms import Norm
 from paceline.engine.native.tables import Embedding, PlainTable, TiedTable
 from paceline.engine.native.weights import MakeWeight, PlainWeight, Weight, take_linears, take_tensor
 from paceline.engine.packing import PackedWeight, PackingReport, least_rows, packing_obstacle
-from paceline.engine.quantised_linear import choose_kernel
+from paceline.engine.quantised_linear import OnednnInt8Weight, choose_kernel
 from paceline.engine.runner_options import Quantization
 from paceline.errors import ConfigurationError
 
@@ -79,7 +79,7 @@ def build_decoder(
         head=head,
         vocab_size=as_llama(model).lm_head.out_features,
         rotary=base.rotary_emb,
-        least_rows=1 if reason else least_rows(),
+        least_rows=_least_rows(make),
     )
     matrices = [weight for layer in layers for weight in layer.weights] + [head]
     matrices_bytes = sum(weight.num_bytes for weight in matrices)
@@ -89,6 +89,13 @@ def build_decoder(
         return BuiltDecoder(decoder, PackingReport(reason=reason), weights_bytes)
     report = PackingReport(len(matrices), matrices_bytes)
     return BuiltDecoder(decoder, report, weights_bytes)
+
+
+def _least_rows(make: MakeWeight) -> int:
+    """What the kernels of such weights like; see `packing.padded_count`."""
+    if make is PackedWeight:
+        return least_rows()
+    return 1 if make is OnednnInt8Weight else 0
 
 
 def _quantising(model: PreTrainedModel, quantization: Quantization) -> MakeWeight:

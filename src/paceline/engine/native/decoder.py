@@ -23,6 +23,7 @@ from paceline.engine.features import FeaturePlane
 from paceline.engine.native.norms import Norm
 from paceline.engine.native.tables import Embedding
 from paceline.engine.native.weights import Weight
+from paceline.engine.packing import pad_rows
 from paceline.engine.pass_plan import PassPlan
 
 Rotary = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -143,7 +144,7 @@ class Decoder:
         head: to logits.
         vocab_size: columns of the logits.
         rotary: angles of positions.
-        least_rows: fewer hidden rows are padded to this many, because the kernels take longer for fewer.
+        least_rows: of what the weights' kernels like, see `packing.padded_count`.
     """
 
     embedding: Embedding
@@ -225,8 +226,7 @@ class Decoder:
         features.write(plan.write, streams)
 
     def _pad(self, rows: torch.Tensor) -> torch.Tensor:
-        missing = self.least_rows - rows.shape[0]
-        return functional.pad(rows, (0, 0, 0, missing)) if missing > 0 else rows
+        return pad_rows(rows, self.least_rows)
 
     def _state(self, hidden: torch.Tensor, plan: PassPlan, attention: PagedAttention) -> PassState:
         num_tokens = plan.token_ids.shape[1]

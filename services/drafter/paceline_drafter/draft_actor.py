@@ -130,6 +130,7 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, DraftStep]):
         if session is not None:
             self.check_epoch(command)
             self._supersede(session)
+            self._foresight.forget(command.session)  # what is prepared is the request's before
             if command.epoch > session.epoch:
                 session.last_id, session.answer = 0, None
             if self._features is not None:
@@ -306,11 +307,12 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, DraftStep]):
         jobs = [entry.job for entry in running]
         self._method.advance([*jobs, *self._foresight.beside(jobs)])
         num_tokens = sum(len(entry.job.tokens) for entry in running) - had
-        return DraftStep(running, num_tokens, started_s, self.clock())
+        over = tuple([entry for entry in running if entry.is_over])
+        return DraftStep(running, over, num_tokens, started_s, self.clock())
 
     def pass_goes_on(self, result: DraftStep) -> bool:
         """Whether every job of the step goes on."""
-        return not any(entry.is_over for entry in result.running)
+        return not result.over
 
     def size_of(self, result: DraftStep) -> PassSize:
         """What the step proposed."""
@@ -324,8 +326,8 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, DraftStep]):
             entry.forward_s += result.ended_s - result.started_s
             entry.num_steps += 1
             entry.num_shared += len(result.running)
-            if entry.is_over:
-                self._answer(self._sessions[entry.command.session])
+        for entry in result.over:
+            self._answer(self._sessions[entry.command.session])
 
     def pass_failed(self, error: PacelineError) -> None:
         """Fails the jobs of the step and gives their sessions fresh rows."""

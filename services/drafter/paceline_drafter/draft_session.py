@@ -55,9 +55,18 @@ class DraftSession:
 
 @dataclass(frozen=True, slots=True)
 class DraftStep:
-    """What one step of the method took, and how many tokens it proposed."""
+    """One step of the method.
+
+    Attributes:
+        running: the drafts that it added to.
+        over: of these, the ones that no further step adds to, as it was then: the actor is told after a run of steps.
+        num_tokens: that it proposed.
+        started_s: when, in seconds.
+        ended_s: until when.
+    """
 
     running: tuple[RunningDraft, ...]
+    over: tuple[RunningDraft, ...]
     num_tokens: int
     started_s: float
     ended_s: float

@@ -284,7 +284,8 @@ class SessionRows:
             values = self._edited(torch.from_numpy(values[None]), (row,))[0].numpy()
             best = values[values.argmax()]
         if self.shaping is not None and self.shaping.temperature != 1.0:
-            values, best = values / np.float32(self.shaping.temperature), best / self.shaping.temperature
+            with np.errstate(over="ignore"):  # what is infinite then is found below
+                values, best = values / np.float32(self.shaping.temperature), best / self.shaping.temperature
         return values if math.isfinite(best) else None
 
     @cached_property

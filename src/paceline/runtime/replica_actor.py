@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import logging
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -399,6 +400,8 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
                 self.pass_failed(PacelineError(INTERNAL_MESSAGE))
             else:
                 self.pass_done(outcome)
+            if isinstance(outcome, Exception):
+                traceback.clear_frames(outcome.__traceback__)  # the error would keep the tensors of its pass
 
     def _run_pass(self) -> ResultT:
         self._pass_started_s = self.clock()

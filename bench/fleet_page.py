@@ -2,7 +2,7 @@
 
     python -m bench.fleet_page
 
-A table stands between a line `<!-- table NAME -->` and the next blank line; what was not measured keeps its place.
+A table stands between a line `<!-- table NAME -->` and the next blank line; where nothing was measured a line says so.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def filled(page: str) -> str:
         report, make = TABLES[found[1]]
         path = RESULTS / f"{report}.json"
         if not path.is_file():
-            return found[0]
+            return f"<!-- table {found[1]} -->\nNot measured yet: `make bench-fleet`.\n"
         content = json.loads(path.read_text("utf-8"))
         return f"<!-- table {found[1]} -->\n{make(content['results'])}"
 

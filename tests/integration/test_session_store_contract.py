@@ -216,13 +216,23 @@ async def test_one_epoch_has_one_owner(store: SessionStore) -> None:
 
 
 async def test_a_lost_record_that_has_ended_is_not_put_over_the_next_turns(store: SessionStore) -> None:
-    """The next turn found no record, so it began to count epochs anew."""
-    taken = record(epoch=1, owner="gateway-2", tokens=(*PROMPT, 21, 22))
+    """The next turn found no record; its epoch, from the clock, is newer all the same."""
+    taken = record(epoch=9, owner="gateway-2", tokens=(*PROMPT, 21, 22))
     await store.create(taken)
-    for state in (SessionState.FINISHED, SessionState.CANCELLED, SessionState.FAILED):
+    for state in ENDED:
         assert await store.put(record(state=state)) is FENCED
     assert await store.get("chat.1") == taken
-    assert await store.append(append(23, at=5, epoch=1, owner="gateway-2")) is APPLIED
+    assert await store.append(append(23, at=5, epoch=9, owner="gateway-2")) is APPLIED
+
+
+@pytest.mark.parametrize("state", ENDED)
+async def test_a_lost_record_that_has_ended_is_put_over_its_ancestors(store: SessionStore, state: SessionState) -> None:
+    """The server came back without its last writes: it holds the turn before, which another gateway ran."""
+    await store.create(record(epoch=1, owner="gateway-2", tokens=PROMPT[:1], state=SessionState.FINISHED))
+    ended = record(tokens=(*PROMPT, 21), state=state, finish_reason="stop")
+    assert await store.finish("chat.1", ended.epoch, ended.owner, state, "stop") is MISSING
+    assert await store.put(ended) is APPLIED
+    assert await store.get("chat.1") == ended
 
 
 @pytest.mark.parametrize("epoch", [1, 3])

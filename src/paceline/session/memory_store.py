@@ -58,11 +58,10 @@ class MemoryStore:
     async def put(self, record: SessionRecord) -> AppendOutcome:
         """See `SessionStore.put`."""
         before = self._live(record.session)
-        if before is not None:
-            mine = before.tenant == record.tenant and (before.epoch < record.epoch or before.owner == record.owner)
-            over = record.state is not SessionState.RUNNING and before.epoch < record.epoch
-            if not mine or before.epoch > record.epoch or over:
-                return AppendOutcome.FENCED
+        if before is not None and (
+            before.tenant != record.tenant or _refusal(before, record.epoch, record.owner) is AppendOutcome.FENCED
+        ):
+            return AppendOutcome.FENCED
         self._write(record)
         return AppendOutcome.APPLIED
 

@@ -104,15 +104,7 @@ class RedisStore:
         packed = pack_tokens(record.tokens)
         return AppendOutcome(
             await self._call(
-                "put",
-                record.session,
-                record.epoch,
-                record.owner,
-                record.tenant,
-                record.state.value,
-                packed,
-                self._expiry_ms,
-                *fields,
+                "put", record.session, record.epoch, record.owner, record.tenant, packed, self._expiry_ms, *fields
             )
         )
 

@@ -149,7 +149,7 @@ class SessionStore(Protocol):
 
         Returns:
             APPLIED, or FENCED when the name is another tenant's, or somebody else owns it under this epoch or a newer
-            one, or under any if this generation has ended.
+            one.
         """
 
     async def append(self, append: Append) -> AppendOutcome:

@@ -79,11 +79,12 @@ class CircuitBreaker:
         return self._next_try_at is None or now >= self._next_try_at
 
     def admitted(self, now: float) -> None:
-        """A session goes there. Unless it is closed, the next one waits for what becomes of that.
+        """A session goes there. If it is half open, the next one waits for what becomes of that.
 
-        It waits for a pause at most: the first one may end, or have nothing for the replica to do.
+        It waits for a pause at most: the first one may end, or have nothing for the replica to do. A session that comes
+        before the pause is over, because there is no other replica, is no try: what it fails at counts for nothing.
         """
-        if self._next_try_at is not None:
+        if self._next_try_at is not None and now >= self._next_try_at:
             self._tried = True
             self._next_try_at = now + self._pause_s
 

@@ -72,6 +72,16 @@ def test_what_was_under_way_when_it_opened_does_not_lengthen_the_pause() -> None
     assert breaker.admits(11.0)
 
 
+def test_sessions_that_had_no_other_choice_do_not_lengthen_the_pause() -> None:
+    breaker = opened(10.0)
+    for now in (10.1, 10.2, 10.3):
+        breaker.admitted(now)
+        assert not breaker.failed(now)
+    assert breaker.state(10.9) is BreakerState.OPEN
+    assert breaker.admits(11.0)
+    assert breaker.num_openings == 1
+
+
 def test_admissions_of_a_closed_one_are_nothing() -> None:
     breaker = CircuitBreaker(LIMITS)
     for _ in range(9):

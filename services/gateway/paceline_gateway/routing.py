@@ -68,7 +68,18 @@ def choose(lane: Lane, find: FindReplica, there: Sequence[Candidate], prefixes: 
         return None
     least = min(one.num_sessions for one in usable)
     bearable = least + max(_EXTRA_SESSIONS, least // _EXTRA_SHARE)
-    addresses = frozenset([one.replica.address for one in usable if one.num_sessions <= bearable and not one.full])
+    # What speaks against a replica outweighs what it has read: then one that has read less is to be preferred.
+    addresses = frozenset(
+        [
+            one.replica.address
+            for one in usable
+            if one.num_sessions <= bearable
+            and not one.full
+            and one.works
+            and not one.turns_away
+            and one.replica.address != find.avoid
+        ]
+    )
     knows = prefixes.who_knows(find.prefixes, addresses)
 
     def rank(one: Candidate) -> tuple[bool, bool, bool, bool, bool, bool, bool, bool, int]:

@@ -146,6 +146,19 @@ def test_verifiers_that_are_gone_are_no_reason_to_forget_a_shorter_beginning() -
     assert table.who_knows(prefixes(600), frozenset("b")) == ""
 
 
+@pytest.mark.parametrize("against", ["does not work", "turns away", "to be avoided"])
+def test_verifiers_that_cannot_be_used_are_no_reason_to_forget_a_shorter_beginning(against: str) -> None:
+    table = PrefixTable()
+    table.given(prefixes(600)[:-1], "b")
+    table.given(prefixes(64), "c")
+    first, second, third = there(0, 0, 0)
+    second = replace(second, works=against != "does not work", turns_away=against == "turns away")
+    find = replace(FIND, prefixes=prefixes(600), avoid="b" if against == "to be avoided" else "")
+    found = choose(Lane.VERIFIER, find, [first, second, third], table)
+    assert found is not None
+    assert found.replica.address == "c"
+
+
 def test_the_table_forgets_what_was_used_least_recently() -> None:
     table = PrefixTable(max_prefixes=3)
     for prefix in (1, 2, 3, 1, 4):

@@ -21,6 +21,8 @@ _LARGEST_SHARE = 1.0 / 16.0
 """Of what is known of the acceptance, what one verdict replaces that comes after a long time: a probe."""
 _CHAINS_IN_A_ROW = 16
 """So many, and blocks are trees no more."""
+_NARROW_S = 2.0
+"""Without more room for so long, what room there is now is what there is: nobody is just near its end."""
 
 
 class Pair:
@@ -56,6 +58,7 @@ class Pair:
         self._slowness = Slowness()
         self._expected: tuple[Choice, float] | None = None
         self._widest = 0
+        self._wide_at = 0.0
         self._may_ahead = False
 
     @property
@@ -84,15 +87,17 @@ class Pair:
             room: of the session that asks; near its end there is little, and that tells nothing.
         """
         limit = self.limit(room)
-        self._widest = max(self._widest, limit)
+        if limit >= self._widest or self._now > self._wide_at + _NARROW_S:
+            self._widest, self._wide_at = limit, self._now
         self._may_ahead = self._may_ahead or room.may_draft_ahead
         if self._chooser.choice is not None and self.is_narrow(room):
             return self._chooser.choice
         model = self.model(room, self.gains(limit), self.proposed_share.get(1.0))
         choice, compared = self._chooser.look(model, limit, self._may_ahead, self.moment)
         if compared:
-            factor = self._slowness.factors[choice.ahead] if choice.size else 1.0
-            self._expected = choice, expect(model, choice).seconds / factor
+            done = Choice(min(choice.size, limit), choice.ahead)
+            factor = self._slowness.factors[done.ahead] if done.size else 1.0
+            self._expected = done, expect(model, done).seconds / factor
         return choice
 
     def limit(self, room: Room) -> int:
@@ -100,7 +105,7 @@ class Pair:
         return min(room.max_draft_tokens, self._tree_nodes) if self.tree_depth else room.size
 
     def is_narrow(self, room: Room) -> bool:
-        """There is less room than there was: the session is near its end."""
+        """There is less room than there was lately: the session is near its end."""
         return self.limit(room) < self._widest
 
     def gains(self, limit: int, own: ChainAcceptance | TreeGain | None = None) -> tuple[float, ...]:

@@ -141,6 +141,24 @@ def test_near_the_end_blocks_are_cut_and_nothing_is_learned_of_it() -> None:
     assert session.governor.size == 8
 
 
+def test_less_room_that_stays_is_no_end_of_a_session() -> None:
+    session = Session(all_of_it)
+    session.run(200)
+    session.room, session.accepts = Room(5, 16), nothing
+    reasons = [decision.reason for decision in session.run(500)]
+    assert Reason.PAYS not in reasons[150:]
+    assert Reason.PROBE in reasons[150:]
+
+
+def test_drafts_made_ahead_go_on_with_less_room() -> None:
+    session = Session(all_of_it)
+    before = session.run(200)[-1]
+    assert (before.max_depth, before.ahead_depth) == (8, 8)
+    session.room = Room(5, 16)
+    after = session.run(200)[-1]
+    assert (after.max_depth, after.ahead_depth > 0) == (5, True)
+
+
 def test_where_blocks_pay_a_plain_round_is_measured_seldom_and_ever_seldomer() -> None:
     reasons = [decision.reason for decision in Session(all_of_it).run(1200)]
     measured = [index for index, reason in enumerate(reasons) if reason is Reason.MEASURE]

@@ -146,7 +146,10 @@ class Link:
     @property
     def silent_s(self) -> float:
         """How long the replica has said nothing although an answer is owed, in seconds; 0 while none is."""
-        oldest = next(iter(self._unanswered.values()), None)
+        try:
+            oldest = next(iter(self._unanswered.values()), None)
+        except RuntimeError:  # the thread of the metrics asks too, and the event loop has just changed the dict
+            return 0.0
         return 0.0 if oldest is None else time.monotonic() - max(oldest, self._heard_at)
 
     @property

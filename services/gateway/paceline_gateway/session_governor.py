@@ -20,8 +20,10 @@ from paceline_gateway.drafts import Answer
 from paceline_gateway.plan import GenerationPlan
 from paceline_gateway.verifier_lane import Verdict
 
-_MAX_KEPT = 256
-"""Replicas of each kind, and pairs of them; what was not asked for longest goes first."""
+_MAX_REPLICAS = 256
+"""Of each kind; what was not asked for longest goes first."""
+_MAX_PAIRS = 4096
+"""A pair of dropped replicas is made anew when it is asked for."""
 _US_PER_S = 1e6
 _Key = TypeVar("_Key")
 _Shared = TypeVar("_Shared")
@@ -45,21 +47,21 @@ class FleetTimes:
             method: as the request fixes it, or empty.
             gather_window_s: as the verifier says; it may have been started anew with another one.
         """
-
-        def make() -> Pair:
-            drafter_times = _kept(self._drafters, drafter, DrafterTimes) if drafter else None
-            return Pair(_kept(self._verifiers, verifier, VerifierTimes), drafter_times)
-
-        pair = _kept(self._pairs, (verifier, drafter, method), make)
+        verifier_times = _kept(self._verifiers, verifier, VerifierTimes, _MAX_REPLICAS)
+        drafter_times = _kept(self._drafters, drafter, DrafterTimes, _MAX_REPLICAS) if drafter else None
+        key = verifier, drafter, method
+        pair = _kept(self._pairs, key, lambda: Pair(verifier_times, drafter_times), _MAX_PAIRS)
+        if pair.verifier is not verifier_times or pair.drafter is not drafter_times:
+            pair = self._pairs[key] = Pair(verifier_times, drafter_times)
         pair.verifier.gather_window_s = gather_window_s
         return pair
 
 
-def _kept(shared: OrderedDict[_Key, _Shared], key: _Key, make: Callable[[], _Shared]) -> _Shared:
+def _kept(shared: OrderedDict[_Key, _Shared], key: _Key, make: Callable[[], _Shared], most: int) -> _Shared:
     if key not in shared:
         shared[key] = make()
     shared.move_to_end(key)
-    if len(shared) > _MAX_KEPT:
+    if len(shared) > most:
         shared.popitem(last=False)
     return shared[key]
 

@@ -163,3 +163,24 @@ def test_times_of_replicas_are_kept_apart_and_are_bounded() -> None:
     for number in range(300):
         times.pair(f"v{number + 2}", "d0", "")
     assert times.pair("v0", "d0", "") is not first
+
+
+def test_all_pairs_of_a_fleet_are_kept() -> None:
+    times = FleetTimes()
+    names = [(f"v{verifier}", f"d{drafter}" if drafter else "") for verifier in range(16) for drafter in range(17)]
+    pairs = [times.pair(*name, "") for name in names]
+    assert all(times.pair(*name, "") is pair for name, pair in zip(names, pairs, strict=True))
+
+
+def test_pairs_of_a_verifier_always_share_its_times() -> None:
+    """One pair is in use while hundreds of others come and go; another one was long forgotten and comes back."""
+    times = FleetTimes()
+    used = times.pair("v0", "d0", "")
+    times.pair("v1", "d0", "")
+    for number in range(300):
+        assert times.pair("v0", "d0", "") is used
+        times.pair(f"v{number + 2}", f"d{number + 1}", "")
+    beside = times.pair("v0", "", "")
+    assert beside.verifier is used.verifier
+    assert times.pair("v1", "", "").verifier is times.pair("v1", "d0", "").verifier
+    assert times.pair("v1", "d0", "").drafter is used.drafter

@@ -148,7 +148,9 @@ class Pair:
 
     def takes_probe(self) -> bool:
         """A session at size 0 has a round before it; whether it is to probe."""
-        self._slowness.unused(self.verifier.sessions)
+        if self._chooser.choice is not None and not self._chooser.choice.size:
+            # Otherwise blocks are in use, and this session is just unlike the others.
+            self._slowness.unused(self.verifier.sessions)
         return self.probes.take()
 
     def chain_judged(self, depth: int, accepted: int) -> None:

@@ -194,6 +194,18 @@ def test_a_session_begins_with_what_others_have_seen() -> None:
     assert [Governor(first.pair).decide(ROOM).max_depth for _ in range(10)] == [0] * 10
 
 
+def test_a_session_that_decodes_plainly_alone_does_not_make_forget_how_slow_the_blocks_of_all_are() -> None:
+    session = Session(all_of_it)
+    session.run(100)
+    pair = session.pair
+    for _ in range(200):
+        pair.block_ended(8, True, 0.060)
+    before = pair.model(ROOM, pair.gains(8), 1.0).block(8, True).seconds
+    for _ in range(500):
+        pair.takes_probe()
+    assert pair.model(ROOM, pair.gains(8), 1.0).block(8, True).seconds == before
+
+
 # --- trees ------------------------------------------------------------------------------------------------------------
 
 

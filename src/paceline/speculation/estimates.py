@@ -16,6 +16,8 @@ from collections.abc import Sequence
 
 _CLIP = 3.0
 """A sample further than this factor from what was expected counts as if it were no further: a pause is not a trend."""
+_NO_PAUSE = 1.5
+"""So many samples in a row beyond that are no pause: two, or half of the second where several tell of each."""
 NEWEST_SHARE = 1.0 / 32.0
 """Of what a session knows of its acceptance, what its newest verdict replaces."""
 _OTHERS_WEIGHT = 32.0
@@ -83,7 +85,7 @@ class LinearTime:
         self._window = window
         self._prior_share = prior_share
         self._count = 0.0
-        self._far = False
+        self._far = 0.0
         self._mean_tokens = 0.0
         self._mean_seconds = 0.0
         self._spread = 0.0
@@ -118,7 +120,7 @@ class LinearTime:
         """Adds a sample of positive tokens; one that is told by several counts with less than 1."""
         if tokens <= 0 or seconds <= 0:
             return
-        seconds = self._clipped(tokens, seconds)
+        seconds = self._clipped(tokens, seconds, weight)
         self._slope = None
         self._count = min(self._count + weight, self._window)
         share = min(weight / self._count, 1.0)
@@ -133,18 +135,18 @@ class LinearTime:
         self._spread = kept * self._spread + told
         self._covariance = kept * self._covariance + weight * (1.0 - share) * tokens_off * seconds_off
 
-    def _clipped(self, tokens: float, seconds: float) -> float:
+    def _clipped(self, tokens: float, seconds: float, weight: float) -> float:
         if not self.known:
             return seconds
         expected = max(self.at(tokens), self._mean_seconds / _CLIP)
         clipped = min(max(seconds, expected / _CLIP), expected * _CLIP)
-        far_before, self._far = self._far, clipped != seconds
-        if self._far and far_before:
+        self._far = self._far + weight if clipped != seconds else 0.0
+        if self._far >= _NO_PAUSE:
             # Twice is no pause: the machine or its load has changed, and the whole line with it.
             change = seconds / expected
             self._mean_seconds *= change
             self._covariance *= change
-            self._far = False
+            self._far = 0.0
             return seconds
         return clipped
 

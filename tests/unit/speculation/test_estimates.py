@@ -137,6 +137,19 @@ def test_a_pause_is_not_a_trend_but_two_in_a_row_are() -> None:
     assert time.at(1) > 0.4  # the whole line has changed, not its height alone
 
 
+def test_a_pause_that_several_tell_of_is_one_pause() -> None:
+    time = LinearTime(window=12, prior_share=0.1)
+    for tokens in (8, 40) * 20:
+        time.observe(tokens, 0.010 + 0.001 * tokens)
+    usual = time.at(8)
+    for _ in range(8):
+        time.observe(8, 1.0, weight=1 / 8)
+    assert time.at(8) < 1.5 * usual
+    for _ in range(8):
+        time.observe(8, 1.0, weight=1 / 8)
+    assert time.at(8) > 0.8
+
+
 @settings(max_examples=80)
 @given(
     st.lists(

@@ -1,8 +1,9 @@
 """A short name for the weights of a model, so that two replicas can be known to give the same tokens.
 
-Files are sampled, not read: their sizes, their beginnings (where safetensors and GGUF say which tensors there are) and
-pieces at even distances. Guards against mistakes, such as a rollout of other weights under an old name; not against
-somebody who wants two models to look the same. Names of files play no part, how the weights are split over files does.
+Files are sampled, not read: their sizes, their beginnings (where safetensors say which tensors there are) and pieces at
+even distances. Only safetensors count, since models are loaded from nothing else. Guards against mistakes, such as a
+rollout of other weights under an old name; not against somebody who wants two models to look the same. Names of files
+play no part, how the weights are split over files does.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-_SUFFIXES = (".safetensors", ".gguf", ".bin")
+_SUFFIX = ".safetensors"
 _CONFIGURATION = "config.json"
 _HEAD_BYTES = 1 << 20
 _NUM_PIECES = 256
@@ -31,7 +32,7 @@ def weights_digest(folder: Path) -> str:
     configuration = folder / _CONFIGURATION
     if configuration.is_file():
         digest.update(configuration.read_bytes())
-    for path in sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.is_file()):
+    for path in sorted(path for path in folder.iterdir() if path.suffix == _SUFFIX and path.is_file()):
         size = path.stat().st_size
         digest.update(size.to_bytes(8, "little"))
         with path.open("rb") as file:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from paceline_verifier.load import load_replica
@@ -86,6 +86,9 @@ async def test_a_session_is_resumed_with_the_weights_of_its_record(tmp_path: Pat
         assert had + tokens_of(chunks) == EXPECTED
 
 
-def test_a_loaded_verifier_tells_the_digest_of_its_folder(tiny_llama: Path) -> None:
-    replica = load_replica(VerifierSettings(model=str(tiny_llama), kv_cache_bytes=1 << 20, num_threads=1))
-    assert replica.info.weights_digest == weights_digest(tiny_llama) != ""
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_loaded_verifier_tells_the_digest_of_its_folder_and_its_number_format(
+    tiny_llama: Path, dtype: Literal["float32", "bfloat16"]
+) -> None:
+    options = VerifierSettings(model=str(tiny_llama), kv_cache_bytes=1 << 20, num_threads=1, dtype=dtype)
+    assert load_replica(options).info.weights_digest == f"{weights_digest(tiny_llama)}-{dtype}"

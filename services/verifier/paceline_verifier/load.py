@@ -77,7 +77,9 @@ def load_replica(settings: VerifierSettings) -> Replica[VerifierCommand, Verifie
     )
     served = None if settings.served_features == "none" else serve(loaded, taps, settings.feature_dtype)
     drafter = None if plan is None else plan.build(loaded, tokenizer)
-    return _replica(settings, loaded, tokenizer, drafter, served, weights_digest(folder))
+    # The same weights in another number format give other tokens.
+    digest = f"{weights_digest(folder)}-{settings.dtype}"
+    return _replica(settings, loaded, tokenizer, drafter, served, digest)
 
 
 def _replica(

@@ -125,10 +125,11 @@ class AsyncClient:
             ResumeFailed: the stream broke and could not be resumed.
             PacelineError: what the gateway says, or `Unavailable` when none can be reached.
         """
-        if request.session is not None and request.seed is None:
+        draws_seed = request.session is not None and request.seed is None
+        if draws_seed:
             # By which a generation is known from an earlier turn's, should the stream break before it begins.
             request = replace(request, seed=secrets.randbits(63))
-        return self._stream(request, None, timeout_s, request_id)
+        return self._stream(request, None, timeout_s, request_id, knows_own=draws_seed)
 
     def resume(
         self, point: ResumeRequest, *, timeout_s: float | None = None, request_id: str | None = None
@@ -156,13 +157,16 @@ class AsyncClient:
         point: ResumeRequest | None,
         timeout_s: float | None,
         request_id: str | None,
+        *,
+        knows_own: bool = False,
     ) -> AsyncGenerator[GenerationEvent]:
         if self._closed:
             raise Unavailable("the client is closed")
         metadata = self._metadata(request_id)
         clock = asyncio.get_running_loop().time
         ends_at = None if timeout_s is None else clock() + timeout_s
-        recovery = Recovery(request, point, self._policy or ResumePolicy(), len(self._stubs), clock())
+        policy = self._policy or ResumePolicy()
+        recovery = Recovery(request, point, policy, len(self._stubs), clock(), knows_own=knows_own)
         while True:
             call = self._call(recovery, None if ends_at is None else max(ends_at - clock(), 0.0), metadata)
             try:

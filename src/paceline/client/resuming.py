@@ -1,6 +1,7 @@
 """One generation over streams that may break: what the consumer has got, and what to do after a break. Pure.
 
-    before `Started`      nothing is lost: the request is made again, at once and on each address once
+    before `Started`      nothing is lost: the request is made again, at once and on each address once; if its session
+                          is busy by then, it is resumed where it can be told from an earlier turn of that session
     after it              Resume, on one address after the other, with growing pauses, until no token has come for
                           `give_up_after_s`
     the record is gone    under the promise `exact` the request is made again with its seed: the tokens that the
@@ -95,6 +96,8 @@ class Recovery:
         policy: how to go on.
         num_addresses: gateways that can be asked.
         now: the time.
+        knows_own: the request's seed was drawn for it alone, by which its generation is known from an earlier turn's
+            of the session. So it is by the length of a prompt of tokens.
 
     Attributes:
         step: what to ask for now.
@@ -109,8 +112,11 @@ class Recovery:
         policy: ResumePolicy,
         num_addresses: int,
         now: float,
+        *,
+        knows_own: bool = False,
     ) -> None:
         self._request = request
+        self._knows_own = knows_own or (request is not None and isinstance(request.prompt, TokenPrompt))
         self._point = point
         self._policy = policy
         self._num_addresses = num_addresses
@@ -246,7 +252,7 @@ class Recovery:
 
     def _choose_before(self, error: PacelineError, passing: bool, now: float) -> bool:
         """Nothing has come yet; says whether this counts as a failure."""
-        if isinstance(error, SessionBusy) and self._left_running:
+        if isinstance(error, SessionBusy) and self._left_running and self._knows_own:
             self.step = Step.RESUME  # our own request runs on behind a broken connection
             return False
         if isinstance(error, NotFound) and self.step is Step.RESUME:

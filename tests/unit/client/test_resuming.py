@@ -42,10 +42,16 @@ def finished(num_tokens: int) -> Finished:
     return Finished(FinishReason.STOP, START, num_tokens, Evidence())
 
 
-def recovery(request: GenerationRequest | None = None, point: ResumeRequest | None = None, n: int = 2) -> Recovery:
+def recovery(
+    request: GenerationRequest | None = None,
+    point: ResumeRequest | None = None,
+    n: int = 2,
+    *,
+    knows_own: bool = True,
+) -> Recovery:
     if point is None and request is None:
         request = GenerationRequest(TextPrompt("x"), session="mine")
-    return Recovery(request, point, POLICY, n, 0.0)
+    return Recovery(request, point, POLICY, n, 0.0, knows_own=knows_own)
 
 
 def fail(
@@ -255,6 +261,21 @@ def test_an_earlier_turn_of_the_session_is_never_taken_for_the_request(
     else:
         with pytest.raises(SessionBusy, match="try again"):
             it.take(STARTED, 0.0)
+
+
+def test_a_request_that_an_earlier_turn_may_look_like_is_not_resumed_before_it_began() -> None:
+    """The caller's own seed may have been that turn's too, and how many tokens a text has the client cannot know."""
+    it = recovery(GenerationRequest(TextPrompt("x"), session="mine", seed=77), knows_own=False)
+    fail(it, BROKEN)
+    busy = SessionBusy("it runs")
+    with pytest.raises(SessionBusy) as caught:
+        fail(it, busy)
+    assert caught.value is busy
+    assert it.step is Step.GENERATE
+    it = recovery(GenerationRequest(TokenPrompt((1,) * START), session="mine", seed=77), knows_own=False)
+    fail(it, BROKEN)
+    assert fail(it, SessionBusy("it runs")) == 0.0
+    assert it.step is Step.RESUME
 
 
 def test_somebody_elses_session_is_not_stolen_because_an_address_is_dead() -> None:

@@ -259,9 +259,11 @@ class DrafterTimes:
     def observe(self, depth: int, times: DraftTimes) -> None:
         """Adds a draft; one that found nothing counts like one of a single token."""
         made_s = max(times.took_s - times.queue_s - times.rest_s, _LEAST_S)
-        self.step_time.observe(max(times.batch_sessions, 1), made_s / max(depth, 1))
-        self._rest_s.observe(max(times.rest_s, 0.0))
-        self._batch.observe(max(times.batch_sessions, 1))
+        sessions = max(times.batch_sessions, 1)
+        weight = 1.0 / sessions  # every session of the steps tells of them
+        self.step_time.observe(sessions, made_s / max(depth, 1), weight)
+        self._rest_s.observe(max(times.rest_s, 0.0), weight)
+        self._batch.observe(sessions, weight)
 
     @property
     def sessions(self) -> float:

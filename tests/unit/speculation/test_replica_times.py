@@ -66,6 +66,15 @@ def test_drafts_in_step_wait_for_no_step_of_others() -> None:
     assert times.draft_s(4, 8.0, in_step=False) == pytest.approx(0.045, rel=0.02)
 
 
+def test_a_step_of_a_drafter_that_stalls_is_one_pause_however_many_drafts_share_it() -> None:
+    times = DrafterTimes()
+    for _ in range(100):
+        times.observe(4, DraftTimes(0.020, batch_sessions=8))
+    for _ in range(8):
+        times.observe(4, DraftTimes(1.0, batch_sessions=8))
+    assert times.step_time.at(8) < 2 * 0.005
+
+
 def test_a_session_that_is_dropped_without_a_word_is_no_user_any_more() -> None:
     users, stays, goes = Users(), Session(), Session()
     users.add(stays)

@@ -250,9 +250,18 @@ def test_up_without_draft_tokens_starts_no_drafter(monkeypatch: pytest.MonkeyPat
 
 def test_serve_passes_flags_through(monkeypatch: pytest.MonkeyPatch) -> None:
     executed: list[tuple[str, ...]] = []
-    monkeypatch.setattr(os, "execv", lambda _path, command: executed.append(tuple(command)))
+    environments: list[dict[str, str]] = []
+
+    def execve(_path: str, command: tuple[str, ...], environment: dict[str, str]) -> None:
+        executed.append(tuple(command))
+        environments.append(environment)
+
+    monkeypatch.setattr(os, "execve", execve)
+    monkeypatch.delenv("GRPC_EXPERIMENTS", raising=False)
     CliRunner().invoke(app, ["serve", "verifier", "--model", "m", "--port=1", "--help"])
     assert executed == [(sys.executable, "-m", "paceline_verifier", "--model", "m", "--port=1", "--help")]
+    (environment,) = environments
+    assert environment["GRPC_EXPERIMENTS"] == "-event_engine_client,-event_engine_listener"
 
 
 def test_serve_has_help_of_its_own() -> None:

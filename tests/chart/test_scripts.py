@@ -17,7 +17,8 @@ from paceline.runtime.supervisor import Supervisor
 from tests.chart.helm import CHART, ROOT, render
 from tests.fakes.tiny_tokenizer import write_letters
 from tests.fakes.toy_runner import hash_law
-from tests.integration.fleet import MODEL, VOCAB, Fleet, free_port, perfect_method
+from tests.integration.fleet import MODEL, VOCAB, Fleet, perfect_method
+from tests.integration.node import free_port
 
 CERTIFICATES = ROOT / "tests" / "unit" / "runtime" / "certificates"
 LAW = hash_law(VOCAB)

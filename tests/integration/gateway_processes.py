@@ -16,7 +16,8 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from tests.integration.fleet import MODEL, TIMEOUT_S, Fleet, free_port, until
+from tests.integration.fleet import MODEL, TIMEOUT_S, Fleet, until
+from tests.integration.node import free_port
 
 
 class GatewayProcess:

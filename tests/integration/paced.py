@@ -23,15 +23,8 @@ from paceline.generation import Chunk, Finished, GenerationEvent, Started
 from paceline.messages import SamplingParams
 from paceline.text.request import GenerationRequest
 from tests.fakes.toy_runner import ToyRunner, hash_law
-from tests.integration.fleet import (
-    TIMEOUT_S,
-    VOCAB,
-    Fleet,
-    Node,
-    Run,
-    perfect_method,
-    plain_tokens,
-)
+from tests.integration.fleet import TIMEOUT_S, VOCAB, Fleet, Run, perfect_method, plain_tokens
+from tests.integration.node import Node
 
 LAW = hash_law(VOCAB, seed=8)
 PROMPT = [1, 2, 3]

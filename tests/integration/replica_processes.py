@@ -22,7 +22,8 @@ from paceline_verifier.servicer import VerifierService, verifier_door
 from paceline_verifier.settings import VerifierSettings
 
 from tests.fakes.toy_runner import Law
-from tests.integration.fleet import MODEL, TIMEOUT_S, Fleet, FleetOptions, Life, free_port, until
+from tests.integration.fleet import MODEL, TIMEOUT_S, Fleet, FleetOptions, until
+from tests.integration.node import Life, free_port
 
 SIMULATED: dict[str, Any] = {"runner": "simulated", "simulated_token_ms": 0.0, "kv_cache_bytes": 1 << 20}
 VERIFIER: dict[str, Any] = {**SIMULATED, "simulated_pass_ms": 15.0}

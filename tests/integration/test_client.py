@@ -15,7 +15,7 @@ from paceline.generation import Chunk, Evidence, Finished, GenerationEvent, Star
 from paceline.messages import FinishReason, TokenOrigin
 from paceline.text.request import GenerationRequest, ResumeRequest, TextPrompt
 from tests.fakes.scripted_gateway import ScriptedGateway, serving
-from tests.integration.fleet import free_port
+from tests.integration.node import free_port
 
 REQUEST = GenerationRequest(TextPrompt("Once"), session="s")
 STARTED = Started("s", "tiny", 3, 4)

@@ -16,7 +16,8 @@ from paceline.client import AsyncClient
 from paceline.engine.runner import SequencePass
 from tests.fakes.kubernetes_api import FakeKubernetesApi, endpoint, endpoint_slice
 from tests.fakes.toy_runner import ToyRunner
-from tests.integration.fleet import VOCAB, Fleet, Node, Run, VerifierNode, generate, perfect_method, plain_tokens, until
+from tests.integration.fleet import VOCAB, Fleet, Run, generate, perfect_method, plain_tokens, until
+from tests.integration.node import Node, VerifierNode
 from tests.integration.paced import LAW, PROMPT, SAMPLING, Pace, PacedRunner, Stream
 
 ROUNDS = 60

@@ -18,7 +18,8 @@ from paceline.errors import CapacityExceeded, Unavailable
 from paceline.messages import Close, Closed, Failed, ModelInfo
 from paceline.runtime.supervisor import Supervisor
 from tests.integration.fake_verifier import FakeVerifier, fake_verifier
-from tests.integration.fleet import free_port, until
+from tests.integration.fleet import until
+from tests.integration.node import free_port
 from tests.integration.test_gateway_links import INFO, Port, check_verifiers, find
 
 

@@ -25,7 +25,8 @@ from paceline.generation import Chunk, Finished
 from paceline.messages import Features, SamplingParams
 from tests.fakes.tiny_models import write_model
 from tests.fakes.toy_runner import cycle_law
-from tests.integration.fleet import MODEL, TIMEOUT_S, Fleet, FleetOptions, Life, Run, generate, until
+from tests.integration.fleet import MODEL, TIMEOUT_S, Fleet, FleetOptions, Run, generate, until
+from tests.integration.node import Life
 from tests.unit.drafting.checkpoints import samples
 from tests.unit.drafting.test_self_draft_build import TARGET
 

@@ -48,7 +48,8 @@ from paceline.v1 import gateway_pb2
 from paceline.v1.gateway_pb2_grpc import GenerationStub, add_GenerationServicer_to_server
 from tests.fakes.scripted_drafter import ScriptedDrafter, StepGate, wrong_at
 from tests.fakes.toy_runner import hash_law, poisoned_law
-from tests.integration.fleet import VOCAB, Fleet, free_port, generate, perfect_method, plain_tokens, target_law, until
+from tests.integration.fleet import VOCAB, Fleet, generate, perfect_method, plain_tokens, target_law, until
+from tests.integration.node import free_port
 
 CERTIFICATES = Path(__file__).parents[1] / "unit" / "runtime" / "certificates"
 LAW = hash_law(VOCAB, seed=1)

@@ -38,7 +38,8 @@ from paceline.runtime.supervisor import OnError, Supervisor
 from paceline.text.tokenizer import Tokenizer
 from paceline.v1 import common_pb2, verifier_pb2
 from tests.integration.fake_verifier import FakeVerifier, fake_verifier
-from tests.integration.fleet import free_port, until
+from tests.integration.fleet import until
+from tests.integration.node import free_port
 
 TOKENIZER = Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 2, "d": 3}, unk_token="a")))
 HASH = TOKENIZER.fingerprint[:12]

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-un
 
 from paceline.runtime.grpc_server import LIVENESS
 from tests.fakes.tiny_tokenizer import write_letters
-from tests.integration.fleet import free_port
+from tests.integration.node import free_port
 from tests.integration.scraping import read
 
 TIMEOUT_S = 60.0

@@ -20,7 +20,7 @@ from paceline.errors import ConfigurationError
 from paceline.runtime.supervisor import Supervisor
 from tests.fakes.tiny_tokenizer import write_letters
 from tests.fakes.toy_runner import hash_law
-from tests.integration.fleet import VOCAB, Fleet, free_port, until
+from tests.integration.fleet import VOCAB, Fleet, until
 from tests.integration.http_calls import (
     COMPLETIONS,
     error_of,
@@ -28,6 +28,7 @@ from tests.integration.http_calls import (
     http_fleet,
     post,
 )
+from tests.integration.node import free_port
 
 LAW = hash_law(VOCAB, seed=21)
 PROMPT = [1, 2, 3]

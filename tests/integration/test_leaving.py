@@ -23,9 +23,10 @@ from paceline.wire.generation import generate_request_to_pb
 from tests.fakes.scripted_drafter import ScriptedDrafter, StepGate
 from tests.fakes.tiny_tokenizer import write_letters
 from tests.fakes.toy_runner import ToyRunner
-from tests.integration.fleet import VOCAB, Fleet, Node, perfect_method, until
+from tests.integration.fleet import VOCAB, Fleet, perfect_method, until
 from tests.integration.front_door import FrontDoor, Raw, body_of, content_of, front_door, post_bytes
 from tests.integration.http_calls import COMPLETIONS
+from tests.integration.node import Node
 from tests.integration.paced import EXPECTED, LAW, PROMPT, Pace, request_of
 from tests.integration.scraping import scrape
 

@@ -29,7 +29,7 @@ from paceline.runtime.replica_actor import ActorLimits
 from paceline.runtime.replica_service import Replica
 from paceline.runtime.settings import ServiceSettings
 from tests.fakes.toy_runner import ToyRunner, cycle_law
-from tests.integration.fleet import free_port
+from tests.integration.node import free_port
 from tests.integration.replicas import (
     BOOT_ID,
     RECEIVE_TIMEOUT_S,

@@ -21,7 +21,8 @@ from paceline.engine.simulated.runner import SimulatedModel, SimulatedRunner
 from paceline.messages import Draft, Drafted, Open, Opened
 from paceline.token_log import TokenLog
 from tests.fakes.toy_runner import cycle_law
-from tests.integration.fleet import GREEDY, MODEL, Life
+from tests.integration.fleet import GREEDY, MODEL
+from tests.integration.node import Life
 from tests.integration.replicas import drafter_replica
 from tests.integration.test_scale import PASSES, SimulatedFleet
 

@@ -27,7 +27,8 @@ from paceline.cli.request import complete
 from paceline.engine.simulated.text import SimulatedText
 from paceline.messages import SamplingParams
 from tests.fakes.toy_runner import cycle_law
-from tests.integration.fleet import GREEDY, MODEL, Fleet, Life
+from tests.integration.fleet import GREEDY, MODEL, Fleet
+from tests.integration.node import Life
 
 PASSES: dict[str, Any] = {"runner": "simulated", "simulated_token_ms": 0.0, "kv_cache_bytes": 1 << 20}
 

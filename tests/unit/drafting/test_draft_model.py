@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,53 +10,10 @@ from hypothesis import strategies as st
 from paceline.drafting.draft_model import DraftModelMethod
 from paceline.drafting.method import DraftJob
 from paceline.drafting.torch_runner import TorchDraftRunner
-from paceline.errors import CapacityExceeded, ConfigurationError
 from paceline.messages import SamplingParams
-from tests.fakes.toy_runner import Law, ToyRunner, cycle_law, hash_law, one_hot, poisoned_law
+from tests.fakes.toy_runner import ToyRunner, cycle_law, hash_law, one_hot
 from tests.unit.drafting.rounds import GREEDY, HOT, SAMPLED, Target, draft, speculate
-
-VOCAB = 16
-LAW = hash_law(VOCAB, seed=3)
-
-
-class Drafter:
-    """A draft method on a toy runner, with the checks of its rows."""
-
-    def __init__(
-        self,
-        law: Law = LAW,
-        *,
-        max_sessions: int = 0,
-        vocab_limit: int | None = None,
-        max_batch_tokens: int = 256,
-        max_model_len: int = 512,
-        num_pages: int = 256,
-    ) -> None:
-        self.toy = ToyRunner(law, VOCAB, max_model_len=max_model_len, num_pages=num_pages)
-        self.runner = TorchDraftRunner(self.toy, max_sessions, max_batch_tokens)
-        self.method = DraftModelMethod(self.runner, vocab_limit=vocab_limit)
-
-    def check(self) -> None:
-        """Rows hold exactly the tokens that the method believes to be fed."""
-        self.method.check_integrity()
-        self.toy.pool.check_integrity()
-        for session, holder in self.runner._holders.items():
-            assert self.toy.prefix(holder.kv) == self.method.fed_tokens(session)
-
-    def passes(self) -> list[tuple[int, ...]]:
-        """Tokens per session of the passes since the last call."""
-        passes, self.toy.passes = self.toy.passes, []
-        return passes
-
-
-def open_and_draft(drafter: Drafter, prompt: Sequence[int], depth: int) -> list[int]:
-    drafter.method.open("s")
-    tokens = draft(drafter.method, "s", prompt, depth).tokens
-    drafter.passes()
-    return tokens
-
-
-PROMPT = (1, 2, 3, 4, 5)
+from tests.unit.drafting.toy_drafter import LAW, PROMPT, VOCAB, Drafter, open_and_draft
 
 
 def test_rows_after_acceptance_none_partial_and_full() -> None:
@@ -235,110 +190,6 @@ def test_a_superseded_prompt_keeps_the_part_that_was_fed() -> None:
     drafter.check()
 
 
-@pytest.mark.parametrize(("prompt_len", "expected"), [(10, 5), (14, 3), (16, 1), (17, 0), (40, 0)])
-def test_drafts_stop_at_the_drafter_s_context(prompt_len: int, expected: int) -> None:
-    """A context of 16 rows: after 16 tokens one more can be guessed, after 17 none."""
-    drafter = Drafter(max_model_len=16)
-    drafter.method.open("s")
-    job = draft(drafter.method, "s", [i % VOCAB for i in range(prompt_len)], 5)
-    assert (len(job.tokens), job.done) == (expected, True)
-    drafter.check()
-
-
-def test_a_session_beyond_the_drafter_s_context_does_not_hurt_others() -> None:
-    drafter = Drafter(max_model_len=16)
-    for session in ("long", "short"):
-        drafter.method.open(session)
-    jobs = [DraftJob("long", tuple(i % VOCAB for i in range(20)), 3, GREEDY), DraftJob("short", PROMPT, 3, GREEDY)]
-    while not all(job.done for job in jobs):
-        drafter.method.advance(jobs)
-    assert [len(job.tokens) for job in jobs] == [0, 3]
-
-
-def test_ids_beyond_the_vocabulary_limit_are_never_proposed() -> None:
-    def padded(prefix: tuple[int, ...]) -> torch.Tensor:
-        return one_hot(15, VOCAB) + hash_law(VOCAB)(prefix)
-
-    for sampling in (GREEDY, HOT):
-        drafter = Drafter(padded, vocab_limit=12)
-        drafter.method.open("s")
-        tokens = draft(drafter.method, "s", PROMPT, 8, sampling).tokens
-        assert len(tokens) == 8
-        assert max(tokens) < 12
-    assert drafter.method.info.vocab_size == 12
-    assert Drafter(vocab_limit=99).method.info.vocab_size == VOCAB
-
-
-@pytest.mark.parametrize("token", [VOCAB, -1])
-def test_a_context_that_the_model_cannot_embed_is_not_drafted_for(token: int) -> None:
-    drafter = Drafter()
-    for session in ("bad", "good"):
-        drafter.method.open(session)
-    jobs = [DraftJob("bad", (1, token, 2), 2, GREEDY), DraftJob("good", PROMPT, 2, GREEDY)]
-    while not all(job.done for job in jobs):
-        drafter.method.advance(jobs)
-    assert [len(job.tokens) for job in jobs] == [0, 2]
-    assert drafter.method.kv_len("bad") == 0
-
-
-def test_nothing_is_drafted_for_no_depth_no_context_and_no_session() -> None:
-    drafter = Drafter()
-    drafter.method.open("s")
-    jobs = [DraftJob("s", PROMPT, 0, GREEDY), DraftJob("s", (), 2, GREEDY), DraftJob("unknown", PROMPT, 2, GREEDY)]
-    drafter.method.advance(jobs)
-    assert all(job.done and not job.tokens for job in jobs)
-    assert drafter.passes() == []
-    drafter.method.advance([])
-
-
-def test_rows_that_are_not_finite_end_that_draft_only() -> None:
-    law = poisoned_law(LAW, lambda prefix: prefix[0] == 9 and len(prefix) == 6)
-    drafter = Drafter(law)
-    for session in ("bad", "good"):
-        drafter.method.open(session)
-    jobs = [DraftJob("bad", (9, 1, 2, 3), 5, GREEDY), DraftJob("good", PROMPT, 5, GREEDY)]
-    while not all(job.done for job in jobs):
-        drafter.method.advance(jobs)
-    assert [len(job.tokens) for job in jobs] == [2, 5]
-    assert drafter.method.kv_len("bad") == 0  # its rows are not trusted
-    drafter.check()
-    assert len(draft(drafter.method, "bad", PROMPT, 3).tokens) == 3
-
-
-def test_a_full_pool_fails_no_draft() -> None:
-    """Both of two sessions that do not fit together get all their drafts, one after the other."""
-    drafter = Drafter(num_pages=5)
-    for session in ("small", "big"):
-        drafter.method.open(session)
-    draft(drafter.method, "small", PROMPT, 1)
-    jobs = [DraftJob("big", tuple(i % VOCAB for i in range(14)), 3, GREEDY), DraftJob("small", (*PROMPT, 1), 3, GREEDY)]
-    steps = 0
-    while not all(job.done for job in jobs):
-        drafter.method.advance(jobs)
-        drafter.check()
-        steps += 1
-    assert steps < 12
-    assert drafter.runner.stats.preemptions > 0
-    for job in jobs:
-        fresh = Drafter()
-        fresh.method.open("s")
-        assert job.tokens == draft(fresh.method, "s", job.context, 3).tokens
-
-
-def test_a_session_that_lost_its_rows_drafts_as_before() -> None:
-    drafter = Drafter(num_pages=6)
-    contexts = {session: tuple(range(first, first + 10)) for session, first in (("a", 1), ("b", 2), ("c", 3))}
-    expected = {}
-    for session, context in contexts.items():
-        drafter.method.open(session)
-        expected[session] = draft(drafter.method, session, context, 4, HOT).tokens
-    assert drafter.method.kv_len("a") == 0  # idle, and the others needed its pages
-    assert drafter.method.fed_tokens("a") == ()
-    for session, context in contexts.items():
-        assert draft(drafter.method, session, context, 4, HOT).tokens == expected[session]
-        drafter.check()
-
-
 def test_an_equal_beginning_is_computed_once() -> None:
     drafter = Drafter()
     shared = tuple(i % VOCAB for i in range(16))
@@ -353,56 +204,6 @@ def test_an_equal_beginning_is_computed_once() -> None:
     fresh.method.open("s")
     assert hit == draft(fresh.method, "s", (*shared, 2), 3).tokens
     drafter.check()
-
-
-def test_rows_that_may_be_wrong_are_not_shared() -> None:
-    """The rows of a context that gave no finite logits are computed anew, also by others."""
-    context = tuple(i % VOCAB for i in range(9))
-    poisoned = True
-    drafter = Drafter(poisoned_law(LAW, lambda prefix: poisoned and len(prefix) == 9))
-    for session in ("a", "b"):
-        drafter.method.open(session)
-    assert draft(drafter.method, "a", context, 2).tokens == []
-    poisoned = False
-    drafter.passes()
-    assert len(draft(drafter.method, "b", context, 2).tokens) == 2
-    assert drafter.passes()[0] == (9,)
-    drafter.check()
-
-
-def test_a_pass_that_raises_is_repeated_for_each_session_alone() -> None:
-    def failing(prefix: tuple[int, ...]) -> torch.Tensor:
-        if prefix[0] == 9:
-            raise RuntimeError("scripted")
-        return LAW(prefix)
-
-    drafter = Drafter(failing)
-    for session in ("bad", "good"):
-        drafter.method.open(session)
-    jobs = [DraftJob("bad", (9, 1), 3, GREEDY), DraftJob("good", PROMPT, 3, GREEDY)]
-    while not all(job.done for job in jobs):
-        drafter.method.advance(jobs)
-    assert [len(job.tokens) for job in jobs] == [0, 3]
-    drafter.check()
-
-
-def test_sessions_are_bounded_and_closing_frees_everything() -> None:
-    drafter = Drafter(max_sessions=2)
-    drafter.method.open("a")
-    drafter.method.open("b")
-    with pytest.raises(CapacityExceeded, match="2"):
-        drafter.method.open("c")
-    draft(drafter.method, "a", PROMPT, 2)
-    drafter.method.open("a")  # begins again
-    assert drafter.method.kv_len("a") == 0
-    draft(drafter.method, "a", PROMPT, 2)
-    for session in ("a", "b", "never"):
-        drafter.method.close(session)
-        drafter.method.close(session)
-    assert drafter.toy.pool.pages_in_use == 0
-    assert drafter.toy.pool.num_sequences == 0
-    assert drafter.method.kv_len("a") == 0
-    drafter.method.open("c")
 
 
 def test_confidence_is_the_model_s_own_probability() -> None:
@@ -425,11 +226,6 @@ def test_min_tokens_masks_the_end_for_the_drafter_too() -> None:
     assert job.tokens[0] != eos
     assert job.tokens[1] != eos
     assert job.tokens[2] == eos
-
-
-def test_a_pass_needs_room() -> None:
-    with pytest.raises(ConfigurationError, match="max_batch_tokens"):
-        TorchDraftRunner(ToyRunner(LAW, VOCAB), max_batch_tokens=0)
 
 
 _script = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(1, 4), st.integers(0, 4)), max_size=8)

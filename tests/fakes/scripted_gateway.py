@@ -12,7 +12,8 @@ from typing import Any
 import grpc.aio
 
 from paceline.errors import NotFound, PacelineError
-from paceline.generation import GenerationEvent, ServedModel
+from paceline.generation import Chunk, Evidence, Finished, GenerationEvent, ServedModel, Started
+from paceline.messages import FinishReason, TokenOrigin
 from paceline.runtime.grpc_errors import abort
 from paceline.text.request import GenerationRequest, ResumeRequest
 from paceline.v1 import gateway_pb2
@@ -24,6 +25,13 @@ from paceline.wire.generation import (
     resume_request_from_pb,
     served_model_to_pb,
 )
+
+ANSWER: tuple[GenerationEvent, ...] = (
+    Started("s-1", "tiny", prompt_tokens=5, seed=7),
+    Chunk("日本é😀", (1,), (TokenOrigin.PLAIN,), 6, True, (4,)),
+    Finished(FinishReason.LENGTH, prompt_tokens=5, completion_tokens=1, evidence=Evidence(total_ms=100.0)),
+)
+"""A whole stream: one token, of letters that a terminal of ASCII does not have."""
 
 
 @dataclass

@@ -12,26 +12,12 @@ from pathlib import Path
 import pytest
 
 from paceline.exit_codes import EXIT_FAILED, EXIT_USAGE
-from paceline.generation import Chunk, Evidence, Finished, GenerationEvent, Started
-from paceline.messages import FinishReason, TokenOrigin
-from tests.fakes.scripted_gateway import ScriptedGateway, serving
-
-EVENTS: tuple[GenerationEvent, ...] = (
-    Started("s-1", "tiny", prompt_tokens=5, seed=7),
-    Chunk("日本é😀", (1,), (TokenOrigin.PLAIN,), 6, True, (4,)),
-    Finished(FinishReason.LENGTH, prompt_tokens=5, completion_tokens=1, evidence=Evidence(total_ms=100.0)),
-)
-NOWHERE = "127.0.0.1:1"
+from tests.fakes.scripted_gateway import ANSWER, ScriptedGateway, serving
 
 
 @pytest.fixture
-def gateway() -> ScriptedGateway:
-    return ScriptedGateway(EVENTS)
-
-
-@pytest.fixture
-def address(gateway: ScriptedGateway) -> Iterator[str]:
-    with serving(gateway) as where:
+def address() -> Iterator[str]:
+    with serving(ScriptedGateway(ANSWER)) as where:
         yield where
 
 

@@ -12,22 +12,7 @@ import pytest
 from paceline.cli import fleet as fleet_module
 from paceline.cli.fleet import Fleet
 from paceline.cli.fleet_options import FleetOptions
-
-
-class Told:
-    """An observer that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.changes: asyncio.Queue[tuple[str, str, str]] = asyncio.Queue()
-
-    def changed(self, part: str, state: str, detail: str = "") -> None:
-        self.changes.put_nowait((part, state, detail))
-
-    async def next(self, part: str) -> tuple[str, str]:
-        while True:
-            name, state, detail = await asyncio.wait_for(self.changes.get(), 20)
-            if name == part:
-                return state, detail
+from tests.fakes.fleet_observer import Told
 
 
 async def test_a_redis_that_ends_is_told_and_started_again_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,21 +12,14 @@ from typer.testing import CliRunner
 from paceline.cli.app import app
 from paceline.errors import InvalidArgument, ModelError
 from paceline.exit_codes import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, exit_code
-from paceline.generation import Chunk, Evidence, Finished, GenerationEvent, Started
-from paceline.messages import FinishReason, TokenOrigin
-from tests.fakes.scripted_gateway import ScriptedGateway, serving
+from tests.fakes.scripted_gateway import ANSWER, ScriptedGateway, serving
 
-EVENTS: tuple[GenerationEvent, ...] = (
-    Started("s-1", "tiny", prompt_tokens=5, seed=7),
-    Chunk("日本é😀", (1,), (TokenOrigin.PLAIN,), 6, True, (4,)),
-    Finished(FinishReason.LENGTH, prompt_tokens=5, completion_tokens=1, evidence=Evidence(total_ms=100.0)),
-)
 NOWHERE = "127.0.0.1:1"
 
 
 @pytest.fixture
 def gateway() -> ScriptedGateway:
-    return ScriptedGateway(EVENTS)
+    return ScriptedGateway(ANSWER)
 
 
 @pytest.fixture
@@ -68,7 +61,7 @@ def test_a_host_without_a_name_is_told_as_one_that_does_not_answer() -> None:
 
 
 def test_an_error_is_an_object_for_machines(gateway: ScriptedGateway, address: str) -> None:
-    gateway.events, gateway.error = EVENTS[:2], InvalidArgument("stop is wrong", field="stop")
+    gateway.events, gateway.error = ANSWER[:2], InvalidArgument("stop is wrong", field="stop")
     result = CliRunner().invoke(app, ["generate", "hi", "--json", "--address", address])
     assert result.exit_code == EXIT_USAGE
     assert json.loads(result.stdout) == {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -12,22 +11,7 @@ import pytest
 from paceline.cli.fleet import Fleet
 from paceline.cli.fleet_options import FleetOptions
 from paceline.errors import ConfigurationError, InvalidArgument
-
-
-class Told:
-    """An observer that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.changes: asyncio.Queue[tuple[str, str, str]] = asyncio.Queue()
-
-    def changed(self, part: str, state: str, detail: str = "") -> None:
-        self.changes.put_nowait((part, state, detail))
-
-    async def next(self, part: str) -> tuple[str, str]:
-        while True:
-            name, state, detail = await asyncio.wait_for(self.changes.get(), 20)
-            if name == part:
-                return state, detail
+from tests.fakes.fleet_observer import Told
 
 
 @pytest.mark.parametrize(("field", "flag"), [("port", "--port"), ("http_port", "--http-port")])

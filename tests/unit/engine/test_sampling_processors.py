@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -173,6 +175,16 @@ class TestRowsOfATree:
             alone = session.processed_row(row)
             assert (alone is not None) == bool(usable[row])
             assert alone is None or torch.equal(torch.from_numpy(alone), together[row])
+
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize("penalties", [{}, {"repetition_penalty": 0.5}, {"presence_penalty": -2.0}], ids=str)
+    def test_what_the_temperature_makes_infinite_is_no_warning(self, penalties: dict[str, float]) -> None:
+        sampling = SamplingParams(temperature=0.5, **penalties)  # type: ignore[arg-type]
+        huge, usable = torch.tensor([[3e38, 1.0, 2.0]]), torch.tensor([[-3e38, 1.0, 2.0]])
+        for logits, is_usable in ((huge, False), (usable, True)):
+            alone = SessionRows(logits, PrefixState(sampling, [1, 2], 1), [()]).processed_row(0)
+            assert (alone is not None) == is_usable
+            assert alone is None or alone[0] == -math.inf
 
     def test_positions_count_the_path(self) -> None:
         session = SessionRows(torch.zeros(3, 5), PrefixState(SamplingParams(), [1, 2, 3], 1), [(), (4,), (4, 4)])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import platform
+import socket
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 
 from prometheus_client import (
@@ -65,6 +66,9 @@ async def metrics_endpoint(registry: CollectorRegistry, host: str, port: int) ->
         ) from error
 
     def stop() -> None:
+        # Wakes the server, which else looks only twice a second whether it is to end. Not every system allows it.
+        with contextlib.suppress(OSError):
+            server.socket.shutdown(socket.SHUT_RDWR)
         server.shutdown()
         server.server_close()
         thread.join()

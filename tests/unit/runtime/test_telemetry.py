@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import platform
 import socket
+import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -55,6 +57,15 @@ async def test_the_endpoint_serves_what_the_registry_holds_and_leaves_nothing_be
     assert "_created" not in text
     with pytest.raises(urllib.error.URLError):
         await scrape(address)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a socket that listens cannot be shut down")
+async def test_the_endpoint_ends_at_once() -> None:
+    began_s = time.monotonic()
+    for _ in range(5):
+        async with metrics_endpoint(CollectorRegistry(), LOCAL, 0) as address:
+            await scrape(address)
+    assert time.monotonic() - began_s < 1.0
 
 
 async def test_an_address_that_cannot_be_bound_is_refused() -> None:

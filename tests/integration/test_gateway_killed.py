@@ -172,5 +172,6 @@ async def test_a_gateway_that_was_stopped_and_continued_says_nothing_more(tmp_pa
             await anext(stream)
         assert tokens_of(events) + tokens_of(resumed) == expected(1)
         record = await new.get_session("s")
-        assert (record.epoch, record.state) == (epoch + 1, SessionState.FINISHED)
+        assert record.state is SessionState.FINISHED
+        assert record.epoch > epoch
         assert list(record.tokens) == PROMPT + expected(1)

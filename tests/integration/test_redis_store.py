@@ -40,7 +40,7 @@ async def test_every_write_extends_both_keys(redis_store: RedisStore, server: Se
         lambda: redis_store.finish("chat.1", 3, RECORD.owner, SessionState.FINISHED, "stop"),
         lambda: redis_store.finish("chat.1", 3, RECORD.owner, SessionState.FINISHED, "stop"),
         lambda: redis_store.touch("chat.1", 3, RECORD.owner),
-        lambda: redis_store.take_over(RECORD, "gateway-2"),
+        lambda: redis_store.take_over(RECORD, "gateway-2", 4),
     ]
     with server.client() as client:
         for write in writes:
@@ -75,7 +75,7 @@ async def test_writes_of_every_kind_share_the_pipeline(redis_store: RedisStore) 
     before = redis_store.num_pipelines
     outcomes = await asyncio.gather(
         *[redis_store.touch(name, 3, RECORD.owner) for name in names[:10]],
-        *[redis_store.take_over(record(session=name), "gateway-2") for name in names[10:20]],
+        *[redis_store.take_over(record(session=name), "gateway-2", 4) for name in names[10:20]],
         *[redis_store.append(append(21, at=3, session=name)) for name in names[20:30]],
         *[redis_store.finish(name, 3, RECORD.owner, SessionState.FINISHED, "stop") for name in names[30:]],
     )

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from paceline.session.redis_store import RedisStore
 from paceline.session.store import SessionState
 from tests.integration.fleet import Fleet, perfect_method, until
 from tests.integration.paced import EXPECTED, LAW, MAX_TOKENS, PROMPT, Pace, PacedRunner, Stream, request_of, streaming
-from tests.integration.session_stores import Server, start_server
+from tests.integration.session_stores import RECORD, Server, start_server
 from tests.integration.test_resume import point, text_of, tokens_of
 
 START = len(PROMPT)
@@ -100,7 +101,7 @@ async def test_while_redis_is_dead_streams_go_on_and_nothing_is_resumed(
         record = await store.get("s")
         assert record is not None
         assert (list(record.tokens), record.state) == (PROMPT + EXPECTED, SessionState.FINISHED)
-        assert record.epoch == before.epoch + 1
+        assert record.epoch > before.epoch
 
 
 async def test_tokens_that_redis_never_got_are_made_again_elsewhere(
@@ -161,6 +162,58 @@ async def test_the_client_waits_for_redis_and_goes_on(tmp_path: Path, server: Se
         assert tokens_of(events) == EXPECTED
         assert text_of(events) == fleet.tokenizer.decode(EXPECTED)
         assert len(tokens_of(events)) == MAX_TOKENS
+
+
+async def test_a_turn_that_the_store_has_forgotten_shares_its_epoch_with_nobody(
+    tmp_path: Path, server: Server, store: RedisStore
+) -> None:
+    """A failover has brought back the turn before: the next one, of another gateway, begins from the same record."""
+    before = replace(RECORD, session="s", epoch=7, owner="gateway-0", tenant="", state=SessionState.FINISHED)
+    await store.create(before)
+    async with two_gateways(tmp_path, server) as (fleet, stream, _other, client):
+        await stream.tokens(6)
+        forgotten = await store.get("s")
+        assert forgotten is not None
+        with server.client() as redis:
+            redis.flushall()
+        await store.create(before)
+        later = client.generate(request_of(fleet, session="s"), timeout_s=60.0)
+        events = [await anext(later)]
+        now = await store.get("s")
+        assert now is not None
+        assert now.owner != forgotten.owner
+        assert now.epoch > forgotten.epoch > before.epoch
+        with pytest.raises(Fenced):
+            await stream.rest()
+        events += [event async for event in later]
+        assert tokens_of(events) == EXPECTED
+
+
+async def test_a_take_over_that_the_store_has_forgotten_shares_its_epoch_with_nobody(
+    tmp_path: Path, server: Server, store: RedisStore
+) -> None:
+    async with two_gateways(tmp_path, server) as (fleet, stream, _other, client), fleet.client() as first:
+        await stream.tokens(6)
+        had = tokens_of(stream.events)
+        before = await store.get("s")
+        assert before is not None
+        resumed = client.resume(point(had))
+        await anext(resumed)
+        forgotten = await store.get("s")
+        assert forgotten is not None
+        with server.client() as redis:
+            redis.flushall()
+        await store.create(before)
+        again = first.resume(point(had))
+        await anext(again)
+        now = await store.get("s")
+        assert now is not None
+        assert now.owner == before.owner
+        assert now.epoch > forgotten.epoch > before.epoch
+        for fenced in (stream.rest(), collect(resumed)):
+            with pytest.raises(Fenced):
+                await fenced
+        assert had + tokens_of(await collect(again)) == EXPECTED
 
 
 async def collect(stream: AsyncIterator[GenerationEvent]) -> list[GenerationEvent]:

@@ -274,33 +274,33 @@ async def test_a_take_over_fences_the_owner_before(store: SessionStore, state: S
     await store.append(append(21, 22, at=3))
     if state is not SessionState.RUNNING:
         await store.finish("chat.1", 3, RECORD.owner, state, "whatever")
-    assert await store.take_over(RECORD, "gateway-2") is APPLIED
-    taken = record(epoch=4, owner="gateway-2", tokens=(*PROMPT, 21, 22))
+    assert await store.take_over(RECORD, "gateway-2", 9) is APPLIED
+    taken = record(epoch=9, owner="gateway-2", tokens=(*PROMPT, 21, 22))
     assert await store.get("chat.1") == taken
     assert await store.append(append(23, at=5)) is FENCED
     assert await store.put(record(tokens=(*PROMPT, 9))) is FENCED
     assert await store.touch("chat.1", 3, RECORD.owner) is FENCED
     assert await store.finish("chat.1", 3, RECORD.owner, SessionState.FAILED, "late") is FENCED
     assert await store.get("chat.1") == taken
-    assert await store.append(append(23, at=5, epoch=4, owner="gateway-2")) is APPLIED
+    assert await store.append(append(23, at=5, epoch=9, owner="gateway-2")) is APPLIED
 
 
 async def test_of_two_who_take_over_one_does(store: SessionStore) -> None:
     await store.create(RECORD)
     # The same process twice, too: two clients may resume through one gateway.
-    outcomes = await asyncio.gather(*[store.take_over(RECORD, "gateway-2") for _ in range(5)])
+    outcomes = await asyncio.gather(*[store.take_over(RECORD, "gateway-2", 4) for _ in range(5)])
     assert sorted(outcomes, key=lambda outcome: outcome.value) == [APPLIED, *[FENCED] * 4]
     seen = await store.get("chat.1")
     assert seen is not None
-    assert await store.take_over(seen, "gateway-3") is APPLIED
+    assert await store.take_over(seen, "gateway-3", 5) is APPLIED
     assert await store.get("chat.1") == record(epoch=5, owner="gateway-3")
 
 
 async def test_a_record_that_is_not_there_is_taken_over_by_nobody(store: SessionStore) -> None:
-    assert await store.take_over(RECORD, "gateway-2") is MISSING
+    assert await store.take_over(RECORD, "gateway-2", 4) is MISSING
     await store.create(RECORD)
-    assert await store.take_over(record(epoch=4), "gateway-2") is MISSING
-    assert await store.take_over(record(owner="gateway-9"), "gateway-2") is FENCED
+    assert await store.take_over(record(epoch=4), "gateway-2", 5) is MISSING
+    assert await store.take_over(record(owner="gateway-9"), "gateway-2", 4) is FENCED
     assert await store.get("chat.1") == RECORD
 
 

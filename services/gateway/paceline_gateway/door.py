@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import secrets
-import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 
@@ -26,6 +25,7 @@ from paceline.text.request import (
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.validation import prepare
 from paceline_gateway.caller import Caller
+from paceline_gateway.epochs import next_epoch
 from paceline_gateway.generation import EndedGeneration, Generation
 from paceline_gateway.plan import EPOCH_OF_A_NEW_SESSION, GenerationPlan
 from paceline_gateway.resumption import Replay, Resumption, replay_record
@@ -177,10 +177,9 @@ class Door:
                 return replay
             if replay.finish is None:
                 await self._wait_for_verifier()
-            outcome = await self._services.store.take_over(replay.record, owner)
-            if outcome is AppendOutcome.APPLIED:
+            epoch = next_epoch(replay.record.epoch)
+            if await self._services.store.take_over(replay.record, owner, epoch) is AppendOutcome.APPLIED:
                 # Whoever had it may have recorded more until this moment, and nothing after it.
-                epoch = replay.record.epoch + 1
                 async with self._ended_unless_run(asked.session, epoch):
                     mine = await self._replay(asked, caller)
                 if (mine.record.owner, mine.record.epoch) == (owner, epoch):
@@ -283,7 +282,7 @@ class Door:
         return await asyncio.to_thread(work) if _prompt_length(request) > _INLINE_LENGTH else work()
 
     async def _next_epoch(self, session: str | None, caller: Caller) -> int:
-        """Fencing number of a generation. A name that its tenant used before goes on under the next one.
+        """Fencing number of a generation. A name that its tenant used before goes on under a newer one.
 
         Nobody is kept out by this: the record itself is taken atomically, when it is written.
 
@@ -297,21 +296,23 @@ class Door:
         await self._sessions.wait_free(session, caller.tenant)
         record = await self._services.store.get(session)
         if record is None:
-            return _epoch_without_a_record()
+            return next_epoch()
         if record.tenant != caller.tenant:
             raise unknown_session(session)
         if record.state is not SessionState.RUNNING:
-            return record.epoch + 1
+            return next_epoch(record.epoch)
         store, owner, epoch = self._services.store, self._services.owner, record.epoch
         await self._sessions.wait_free(session, caller.tenant)
         if record.owner != owner:
             # A gateway that has died keeps no name; should it only have been silent, it is fenced.
-            if await store.is_alive(record.owner) or await store.take_over(record, owner) is not AppendOutcome.APPLIED:
+            if await store.is_alive(record.owner):
                 raise busy_session(session)
-            epoch += 1
+            epoch = next_epoch(record.epoch)
+            if await store.take_over(record, owner, epoch) is not AppendOutcome.APPLIED:
+                raise busy_session(session)
         # Written by this process, which runs nothing of that name: its end could not be recorded.
         await store.finish(session, epoch, owner, SessionState.FAILED, Unavailable.code)
-        return epoch + 1
+        return next_epoch(epoch)
 
     def _plan(
         self, prepared: PreparedRequest, caller: Caller, epoch: int, resumption: Resumption | None
@@ -362,15 +363,6 @@ class Door:
         wanted = f"no drafter of method {plan.method!r}" if plan.method else "no drafter"
         trouble = drafters.why_not or ("only others are there" if drafters.ready else "none is configured")
         return (f"{wanted} is ready, so decoding is plain until one is ({trouble})",)
-
-
-def _epoch_without_a_record() -> int:
-    """Fencing number of a name that the store knows nothing of.
-
-    It may have lost the record, while replicas still hold a session of that name and another gateway runs it: a number
-    from the clock is newer than any of theirs, which have grown from an earlier one.
-    """
-    return time.time_ns() // 1000
 
 
 def _joined(verifiers: tuple[str, ...], drafters: tuple[str, ...]) -> tuple[str, ...]:

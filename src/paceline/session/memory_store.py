@@ -95,13 +95,13 @@ class MemoryStore:
         same = record.state is state and record.finish_reason == finish_reason
         return AppendOutcome.ALREADY_APPLIED if same else AppendOutcome.APPLIED
 
-    async def take_over(self, seen: SessionRecord, owner: str) -> AppendOutcome:
+    async def take_over(self, seen: SessionRecord, owner: str, epoch: int) -> AppendOutcome:
         """See `SessionStore.take_over`."""
         record = self._live(seen.session)
         refusal = _refusal(record, seen.epoch, seen.owner)
         if record is None or refusal is not None:
             return refusal or AppendOutcome.MISSING
-        self._write(replace(record, epoch=record.epoch + 1, owner=owner, state=SessionState.RUNNING, finish_reason=""))
+        self._write(replace(record, epoch=epoch, owner=owner, state=SessionState.RUNNING, finish_reason=""))
         return AppendOutcome.APPLIED
 
     async def touch(self, session: str, epoch: int, owner: str) -> AppendOutcome:

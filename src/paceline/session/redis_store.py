@@ -133,13 +133,13 @@ class RedisStore:
             await self._call("finish", session, epoch, owner, state.value, finish_reason, self._expiry_ms),
         )
 
-    async def take_over(self, seen: SessionRecord, owner: str) -> AppendOutcome:
+    async def take_over(self, seen: SessionRecord, owner: str, epoch: int) -> AppendOutcome:
         """See `SessionStore.take_over`."""
         # As in `create`: this process may want the same record twice at once, and only one of the two may get it.
         call_id = secrets.token_hex(8)
         return AppendOutcome(
             await self._call(
-                *("take_over", seen.session, call_id, seen.epoch, seen.owner, seen.epoch + 1, owner, self._expiry_ms)
+                *("take_over", seen.session, call_id, seen.epoch, seen.owner, epoch, owner, self._expiry_ms)
             ),
         )
 

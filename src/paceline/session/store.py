@@ -164,14 +164,15 @@ class SessionStore(Protocol):
     ) -> AppendOutcome:
         """Ends the generation of this epoch and owner; the record stays readable until it expires."""
 
-    async def take_over(self, seen: SessionRecord, owner: str) -> AppendOutcome:
-        """Makes `owner` the owner of a record under the next epoch, whatever its state; from then on it is running.
+    async def take_over(self, seen: SessionRecord, owner: str, epoch: int) -> AppendOutcome:
+        """Makes `owner` the owner of a record under a newer epoch, whatever its state; from then on it is running.
 
         The owner before can write nothing any more. What it has written since `seen` was read stays: read it again.
 
         Args:
             seen: the record as it was read; only its epoch and owner count.
             owner: who takes it over.
+            epoch: greater than that of `seen`.
 
         Returns:
             APPLIED; FENCED when somebody else was faster; MISSING when there is no such record any more.

@@ -29,7 +29,7 @@ WRITES: dict[str, Callable[[SessionStore], Awaitable[object]]] = {
     "put": lambda store: store.put(record("a")),
     "finish": lambda store: store.finish("a", 1, "gateway", SessionState.FINISHED, "stop"),
     "touch": lambda store: store.touch("a", 1, "gateway"),
-    "take_over": lambda store: store.take_over(record("a"), "another"),
+    "take_over": lambda store: store.take_over(record("a"), "another", 2),
 }
 
 

@@ -1,4 +1,4 @@
--- Another owner under the next epoch. ARGV: id of this call, epoch and owner as they were seen, new epoch, new owner,
+-- Another owner under a newer epoch. ARGV: id of this call, epoch and owner as they were seen, new epoch, new owner,
 -- expiry in ms
 local refused = refusal(ARGV[2], ARGV[3])
 if refused then

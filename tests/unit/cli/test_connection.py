@@ -17,8 +17,7 @@ from paceline.cli.app import app
 from paceline.cli.connection import Connection
 from paceline.errors import Unauthenticated
 from paceline.exit_codes import EXIT_UNAVAILABLE, EXIT_USAGE
-from tests.fakes.scripted_gateway import ScriptedGateway, serving
-from tests.unit.cli.test_edges import EVENTS
+from tests.fakes.scripted_gateway import ANSWER, ScriptedGateway, serving
 
 CERTIFICATES = Path(__file__).parents[1] / "runtime" / "certificates"
 KEY = "sk-0123456789abcdef"
@@ -29,7 +28,7 @@ COMMANDS = pytest.mark.parametrize("command", [["generate", "hi"], ["chat"]], id
 
 @pytest.fixture
 def gateway() -> ScriptedGateway:
-    return ScriptedGateway(EVENTS)
+    return ScriptedGateway(ANSWER)
 
 
 @pytest.fixture

@@ -156,7 +156,7 @@ class FindReplica:
         method: only drafters that offer this method; verifiers that draft by it first; empty for any.
         context_len: tokens that the session may come to hold; 0 where a smaller context is of use too.
         features: those that the session's verifier serves: drafters that build on others are of no use to it.
-        prefer: address to take if nothing speaks against it, such as one that holds the session's rows; empty for none.
+        prefer: address to take if nothing speaks against it, as one that may hold the session's rows; empty for none.
         weights_digest: only verifiers with these weights, or with weights that are not known; empty for any.
         prefixes: hashes of beginnings of the session's tokens, longest first, to find a verifier that knows one.
     """

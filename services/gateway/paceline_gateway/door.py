@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 
 from paceline.errors import Cancelled, Fenced, NotFound, PacelineError, Unavailable
 from paceline.generation import ServedModel
-from paceline.session.store import AppendOutcome, SessionRecord, SessionState, busy_session, unknown_session
+from paceline.session.store import AppendOutcome, Positions, SessionRecord, SessionState, busy_session, unknown_session
 from paceline.text.chat_template import ChatTemplate
 from paceline.text.commit import Committer
 from paceline.text.request import (
@@ -64,6 +64,19 @@ class DoorSettings:
     log_prompts: bool = False
     fetch_features: bool = True
     governor: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Turn:
+    """What a generation takes from the record of its session, if there is one.
+
+    Attributes:
+        epoch: its fencing number.
+        last: where the session stood; replicas that may still hold its rows.
+    """
+
+    epoch: int = EPOCH_OF_A_NEW_SESSION
+    last: Positions = Positions()  # noqa: RUF009  (frozen)
 
 
 class Door:
@@ -156,7 +169,7 @@ class Door:
             await self._sessions.wait_recorded(asked.session, caller.tenant)
             replay = await self._take_over(asked, caller)
             record = replay.record
-            plan = self._plan(replay.prepared, caller, record.epoch, replay.resumption)
+            plan = self._plan(replay.prepared, caller, _Turn(record.epoch, record.positions), replay.resumption)
             if replay.finish is None:
                 async with self._ended_unless_run(plan.session, plan.epoch):
                     actor = SessionActor(plan, replay.committer, self._services, self._warnings(plan), arrived_at)
@@ -250,7 +263,7 @@ class Door:
     async def _make_actor(self, request: GenerationRequest, caller: Caller, arrived_at: float) -> SessionActor:
         await self._wait_for_verifier()
         prepared = await self._prepare(request)
-        plan = self._plan(prepared, caller, await self._next_epoch(request.session, caller), None)
+        plan = self._plan(prepared, caller, await self._next_turn(request.session, caller), None)
         committer = Committer(self._tokenizer, prepared.end, prepared.prompt_ids)
         return SessionActor(plan, committer, self._services, self._warnings(plan), arrived_at)
 
@@ -281,8 +294,8 @@ class Door:
 
         return await asyncio.to_thread(work) if _prompt_length(request) > _INLINE_LENGTH else work()
 
-    async def _next_epoch(self, session: str | None, caller: Caller) -> int:
-        """Fencing number of a generation. A name that its tenant used before goes on under a newer one.
+    async def _next_turn(self, session: str | None, caller: Caller) -> _Turn:
+        """A generation under a name that its tenant may have used before: then it goes on under a newer epoch.
 
         Nobody is kept out by this: the record itself is taken atomically, when it is written.
 
@@ -292,15 +305,16 @@ class Door:
             Unavailable: the store does not answer.
         """
         if session is None:
-            return EPOCH_OF_A_NEW_SESSION
+            return _Turn()
         await self._sessions.wait_free(session, caller.tenant)
         record = await self._services.store.get(session)
         if record is None:
-            return next_epoch()
+            return _Turn(next_epoch())
         if record.tenant != caller.tenant:
             raise unknown_session(session)
+        last = Positions(verifier=record.positions.verifier)  # a drafter has closed what has ended, and forgotten it
         if record.state is not SessionState.RUNNING:
-            return next_epoch(record.epoch)
+            return _Turn(next_epoch(record.epoch), last)
         store, owner, epoch = self._services.store, self._services.owner, record.epoch
         await self._sessions.wait_free(session, caller.tenant)
         if record.owner != owner:
@@ -312,10 +326,10 @@ class Door:
                 raise busy_session(session)
         # Written by this process, which runs nothing of that name: its end could not be recorded.
         await store.finish(session, epoch, owner, SessionState.FAILED, Unavailable.code)
-        return next_epoch(epoch)
+        return _Turn(next_epoch(epoch), last)
 
     def _plan(
-        self, prepared: PreparedRequest, caller: Caller, epoch: int, resumption: Resumption | None
+        self, prepared: PreparedRequest, caller: Caller, turn: _Turn, resumption: Resumption | None
     ) -> GenerationPlan:
         request = prepared.request
         options = request.speculation
@@ -340,12 +354,14 @@ class Door:
             draft_ahead=self._settings.draft_ahead,
             fetch_features=self._settings.fetch_features,
             prompt_features=self._services.drafters.snapshot.build_on_prompts(options.method),
-            epoch=epoch,
+            epoch=turn.epoch,
             tenant=caller.tenant,
             request_id=caller.request_id,
             logged_prompt=request.prompt if self._settings.log_prompts else None,
             speculation=options,
             resumption=resumption,
+            last_verifier=turn.last.verifier,
+            last_drafter=turn.last.drafter,
         )
 
     def _warnings(self, plan: GenerationPlan) -> tuple[str, ...]:

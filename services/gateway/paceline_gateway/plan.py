@@ -8,6 +8,7 @@ from paceline.generation import Promise
 from paceline.messages import AcceptanceRule, Open, SamplingParams
 from paceline.text.request import Prompt, SpeculationOptions
 from paceline.token_log import TokenLog
+from paceline_gateway.effects import Lane
 from paceline_gateway.resumption import Resumption
 
 EPOCH_OF_A_NEW_SESSION = 1
@@ -38,6 +39,8 @@ class GenerationPlan:
         logged_prompt: the prompt as it was sent; None where prompts and generated text are not logged.
         speculation: what the request said of speculation.
         resumption: where the generation goes on; None for one that begins.
+        last_verifier: address of the verifier that had the session last and may still hold its rows; empty for none.
+        last_drafter: the same of a drafter, which keeps none of a generation that has ended.
     """
 
     session: str
@@ -60,6 +63,12 @@ class GenerationPlan:
     logged_prompt: Prompt | None = None
     speculation: SpeculationOptions = SpeculationOptions()  # noqa: RUF009  (frozen)
     resumption: Resumption | None = None
+    last_verifier: str = ""
+    last_drafter: str = ""
+
+    def last(self, lane: Lane) -> str:
+        """Address of the replica that may still hold the session's rows; empty for none."""
+        return self.last_verifier if lane is Lane.VERIFIER else self.last_drafter
 
     @property
     def committed(self) -> tuple[int, ...]:

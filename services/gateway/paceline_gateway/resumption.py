@@ -22,7 +22,7 @@ from paceline.text.request import GenerationRequest, PreparedRequest, ResumeRequ
 from paceline.text.tokenizer import Tokenizer
 from paceline.text.validation import end_settings
 from paceline.token_log import EMPTY_HASH, extend_hash
-from paceline_gateway.effects import Commit, Lane
+from paceline_gateway.effects import Commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,6 @@ class Resumption:
         next_token: index of the first token that the client lacks.
         ids_hash: hash of the client's tokens [generation_start, next_token).
         tail: recorded tokens that the client lacks; None if there are none.
-        verifier: address of the verifier that served it; empty for none.
-        drafter: the same of the drafter.
         weights_digest: of the weights that gave the recorded tokens; empty where they are not known.
     """
 
@@ -45,13 +43,7 @@ class Resumption:
     next_token: int
     ids_hash: int
     tail: Commit | None = None
-    verifier: str = ""
-    drafter: str = ""
     weights_digest: str = ""
-
-    def used(self, lane: Lane) -> str:
-        """Address of the replica that served it, which may still hold its rows."""
-        return self.verifier if lane is Lane.VERIFIER else self.drafter
 
     def check(self, tokens: Sequence[int], from_len: int, *, ended: bool) -> None:
         """Compares the tokens with those of a client that is ahead of them, once they reach it.
@@ -153,17 +145,8 @@ def replay_record(record: SessionRecord, asked: ResumeRequest, tokenizer: Tokeni
     if known < len(recorded):
         texts = tuple([token.text for token in committed.tokens[known:]])
         tail = Commit(next_token, recorded[known:], (TokenOrigin.RECORDED,) * len(texts), (), texts)
-    positions = record.positions
-    resumption = Resumption(
-        start,
-        recorded,
-        next_token,
-        asked.ids_hash,
-        tail,
-        positions.verifier,
-        positions.drafter,
-        positions.weights_digest if recorded else "",
-    )
+    weights_digest = record.positions.weights_digest if recorded else ""
+    resumption = Resumption(start, recorded, next_token, asked.ids_hash, tail, weights_digest)
     return Replay(record, prepared, committer, resumption)
 
 

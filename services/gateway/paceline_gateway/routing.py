@@ -1,7 +1,7 @@
 """Who gets which replica: the choice among those that can be reached. Pure.
 
-verifiers   the one with the fewest sessions; of these the one that has read the beginning of the prompt before, unless
-            it has clearly more to do than the least busy one
+verifiers   the one with the fewest sessions; rather the one that had the session before, or else the one that has read
+            the beginning of the prompt before, unless it has clearly more to do than the least busy one
 drafters    of those that draft by the method that is asked for, by any if none is: the one with the fewest sessions
 
 A session has one verify and two drafts at a replica at most, so that its sessions measure its queue.
@@ -27,7 +27,7 @@ _FIRST_PREFIX_TOKENS = 64
 _MAX_PREFIXES = 8192
 _EXTRA_SESSIONS = 2
 _EXTRA_SHARE = 4
-"""A verifier that has read the prefix may have this many sessions more than the least busy one, and a 4th more."""
+"""A replica that knows the session's beginning may have this many sessions more than the least busy one, or a 4th."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,9 @@ def choose(lane: Lane, find: FindReplica, there: Sequence[Candidate], prefixes: 
             and one.replica.address != find.avoid
         ]
     )
-    knows = prefixes.who_knows(find.prefixes, addresses)
+    knows = find.prefer if find.prefer in addresses else prefixes.who_knows(find.prefixes, addresses)
 
-    def rank(one: Candidate) -> tuple[bool, bool, bool, bool, bool, bool, bool, bool, int]:
+    def rank(one: Candidate) -> tuple[bool, bool, bool, bool, bool, bool, bool, int]:
         address = one.replica.address
         return (
             one.turns_away,
@@ -90,7 +90,6 @@ def choose(lane: Lane, find: FindReplica, there: Sequence[Candidate], prefixes: 
             not one.works,
             one.full,
             bool(find.method) and not one.replica.drafts_by(find.method),
-            address != find.prefer,
             address != knows,
             not one.on_trial,
             one.num_sessions,

@@ -347,7 +347,7 @@ class SessionActor:
                 method=plan.method,
                 context_len=len(plan.prompt) + plan.max_tokens if is_verifier else 0,
                 features=None if is_verifier else self._loop.verifier.features,
-                prefer="" if plan.resumption is None else plan.resumption.used(lane),
+                prefer=plan.last(lane),
                 weights_digest=self._loop.verifier.weights_digest if is_verifier else "",
                 prefixes=prefixes_of(self._loop.log) if is_verifier else (),
             )

@@ -136,6 +136,9 @@ def test_the_verifier_that_knows_the_longest_beginning_gets_the_session() -> Non
     assert pick(1, 1, 0, find=replace(find, prefixes=prefixes(600, other_from=20))) == "c"
     assert pick(1, 1, 0, find=replace(find, avoid="b")) == "c"
     assert pick(1, 1, 0, find=replace(find, prefer="a")) == "a", "it holds the session's own rows"
+    assert pick(3, 1, 0, find=replace(find, prefer="a")) == "b", "too busy to be waited for"
+    assert pick(1, 1, 0, find=replace(find, prefer="gone")) == "b"
+    assert pick(1, 1, 0, find=replace(find, prefer="a", avoid="a")) == "b"
 
 
 def test_verifiers_that_are_gone_are_no_reason_to_forget_a_shorter_beginning() -> None:

@@ -6,7 +6,7 @@
 #   TORCH_INDEX  extra package index for torch, e.g. https://download.pytorch.org/whl/cpu for the small CPU build on
 #                Linux; empty: whatever build the default index offers
 #   V            1: show what pip does
-#   PYTEST_ARGS  passed to pytest by `make test`
+#   PYTEST_ARGS  passed to pytest by `make test`, which then runs one test after the other
 #   CHAOS_ARGS   passed to `make test-chaos` (e.g. --seed 7 --seconds 60)
 #   BENCH_ARGS   passed to `make bench`, `make bench-methods`, `make bench-engine`, `make bench-http`, `make bench-fleet`
 #                (e.g. --quick) and `make verify-lossless`
@@ -34,6 +34,8 @@ REVISION := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.paceline-installed
 TARGET_MODEL := smollm2-135m-instruct
+# No clock matters to these, so they share the cores; the longest file comes first. The others follow, one by one.
+TESTS_AT_ONCE := tests/e2e/test_lossless.py tests/contract tests/chart tests/unit
 PIP_FLAGS := --disable-pip-version-check $(if $(V),,--quiet --quiet) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .DEFAULT_GOAL := help
@@ -66,7 +68,12 @@ demo: $(STAMP) ## Starts a fleet, streams four prompts with and without speculat
 	@$(BIN)/python -m bench.demo
 
 test: lint model chart-tools ## Lints, then runs all tests, those on the real model included
+ifeq ($(strip $(PYTEST_ARGS)),)
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(TESTS_AT_ONCE) --numprocesses auto --dist loadfile --no-loadscope-reorder
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(TESTS_AT_ONCE:%=--ignore=%)
+else
 	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+endif
 
 test-unit: model ## Runs the unit tests only, on all cores: under a minute
 	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/unit --numprocesses auto --dist loadfile $(PYTEST_ARGS)

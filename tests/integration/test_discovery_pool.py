@@ -296,8 +296,9 @@ async def test_an_old_address_with_a_new_replica_has_lost_the_sessions() -> None
         await made.present(0)
         port, found = await made.on(0)
         made.peers[0].info = replace(INFO, boot_id="boot-2")
+        replica = replace(found.replica, info=made.peers[0].info)
         made.peers[0].break_off()
-        await until(lambda: port.of(LinkBack) == [LinkBack(found.lane, found.link, restarted=True)])
+        await until(lambda: port.of(LinkBack) == [LinkBack(found.lane, found.link, replica, restarted=True)])
 
 
 def link_of(found: Found) -> Link:

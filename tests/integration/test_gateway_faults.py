@@ -13,7 +13,8 @@ from paceline.errors import CapacityExceeded, Unavailable
 from paceline.generation import Finished
 from paceline.runtime.replica_actor import ActorLimits
 from tests.fakes.scripted_drafter import StepGate
-from tests.integration.fleet import Fleet, generate, perfect_method, until
+from tests.fakes.toy_runner import ToyRunner
+from tests.integration.fleet import VOCAB, Fleet, generate, perfect_method, until
 from tests.integration.paced import EXPECTED, LAW, PROMPT, kill, request_of, streaming, used_verifier
 
 SOON = {"return_window_ms": 20}
@@ -56,6 +57,19 @@ async def test_a_restarted_verifier_is_told_everything_again(tmp_path: Path) -> 
         assert run.tokens == EXPECTED
         assert run.evidence.verifier == node.address
         assert node.model.passes[0][0] > len(PROMPT) + 29  # the new life was fed all committed tokens
+
+
+async def test_a_verifier_that_is_back_with_too_small_a_context_is_left_at_once(tmp_path: Path) -> None:
+    settings = {"return_window_ms": 60_000}
+    async with streaming(tmp_path, num_verifiers=2, settings=settings) as (fleet, stream):
+        await stream.tokens(3)
+        used = used_verifier(fleet)
+        await kill(fleet.verifiers[used], stream)
+        fleet.options.runner = lambda law: ToyRunner(law, VOCAB, max_model_len=32)
+        await fleet.verifiers[used].boot()
+        run = await stream.rest()
+        assert run.tokens == EXPECTED
+        assert run.evidence.verifier == fleet.verifiers[1 - used].address
 
 
 async def test_the_session_moves_when_its_verifier_dies(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 import tokenizers
 from paceline_gateway.commands import FindReplica, Found, LinkBack, LinkLost, Said, SessionCommand, WithdrawFind
 from paceline_gateway.discovery.static import StaticDiscovery
-from paceline_gateway.effects import Lane
+from paceline_gateway.effects import Lane, Replica
 from paceline_gateway.fitness import Check, Fitness
 from paceline_gateway.link_codec import VERIFIER_CODEC, LinkCodec
 from paceline_gateway.links import Link, LinkLimits, LinkState
@@ -168,11 +168,13 @@ async def test_a_broken_link_comes_back_and_sessions_are_told() -> None:
         link.attach("s", port)
         peer.break_off()
         await until(lambda: len(port.told) == 2)
-        assert port.told == [LinkLost(Lane.VERIFIER, link), LinkBack(Lane.VERIFIER, link, restarted=False)]
-        peer.info = replace(INFO, boot_id="boot-2")
+        same = Replica(link.address, INFO)
+        assert port.told == [LinkLost(Lane.VERIFIER, link), LinkBack(Lane.VERIFIER, link, same, restarted=False)]
+        peer.info = replace(INFO, boot_id="boot-2", max_draft_tokens=3, weights_digest="new")
         peer.break_off()
         await until(lambda: len(port.told) == 4)
-        assert port.told[3] == LinkBack(Lane.VERIFIER, link, restarted=True)
+        new = Replica(link.address, peer.info)
+        assert port.told[3] == LinkBack(Lane.VERIFIER, link, new, restarted=True)
 
 
 async def test_sessions_that_left_while_the_link_was_broken_are_closed_later() -> None:

@@ -96,11 +96,13 @@ class LinkBack:
     """A link works again.
 
     Attributes:
-        restarted: the replica is a new process and knows no session.
+        replica: what it serves now.
+        restarted: it is a new process and knows no session; it may serve something else than the one before.
     """
 
     lane: Lane
     link: ReplicaLink
+    replica: Replica
     restarted: bool
 
 

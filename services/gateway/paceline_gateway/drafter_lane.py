@@ -134,10 +134,9 @@ class DrafterLane:
         if self._lost_at is None:
             self._lost_at = at
 
-    def back(self, restarted: bool) -> None:
-        """The link works again; a restarted drafter knows nothing."""
-        if self.attachment.back() and restarted:
-            self._open()
+    def back(self) -> None:
+        """The link works again."""
+        self.attachment.back()
 
     def tick(self, now: float) -> None:
         """Does what is due."""

@@ -32,7 +32,6 @@ from paceline.runtime.grpc_client import DEFAULT_MAX_MESSAGE_BYTES, ClientTls, o
 from paceline.runtime.grpc_errors import error_from_rpc
 from paceline.runtime.outbox import Outbox
 from paceline.runtime.supervisor import end_if_cancelled
-from paceline.weights_digest import same_weights
 from paceline_gateway.breaker import FailureCause
 from paceline_gateway.commands import LinkBack, LinkLost, ReplicaCommand, ReplicaEvent, Said, SessionPort
 from paceline_gateway.effects import Replica
@@ -335,7 +334,6 @@ class Link:
 
     def _up(self, info: ModelInfo) -> None:
         restarted = self._boot_id != info.boot_id
-        is_another = self._info is not None and not same_weights(self._info.weights_digest, info.weights_digest)
         self._boot_id, self._info = info.boot_id, info
         self._turned_away_at = None
         self.state, self.trouble = LinkState.UP, ""
@@ -344,11 +342,7 @@ class Link:
             for close in self._owed_closes.values():
                 self._outbox.put(self._codec.command_to_pb(close))
         self._owed_closes.clear()
-        if is_another:
-            logger.warning("%s is back with other weights under the same model name", self.address)
-            self._tell_all(LinkLost(self._codec.lane, self, gone=True))
-        else:
-            self._tell_all(LinkBack(self._codec.lane, self, restarted))
+        self._tell_all(LinkBack(self._codec.lane, self, Replica(self.address, info), restarted))
         self._changed(self.address)
 
     def _tell_all(self, command: LinkBack | LinkLost) -> None:

@@ -100,7 +100,7 @@ class RoundLoop:
         self._do(lambda: self.verifier.attachment.seek(now), now)
 
     def found(self, lane: Lane, replica: Replica, now: float) -> None:
-        """The pool has a replica."""
+        """The pool has a replica, or the one that was lost is back as a new process."""
 
         def step() -> None:
             if lane is Lane.VERIFIER:
@@ -134,12 +134,12 @@ class RoundLoop:
         else:
             self._do(lambda: self.drafter.lost(now, gone), now)
 
-    def back(self, lane: Lane, restarted: bool, now: float) -> None:
-        """A replica's link works again."""
+    def back(self, lane: Lane, now: float) -> None:
+        """The link to a replica works again, and it still knows the session; one that was restarted is `found`."""
         if lane is Lane.VERIFIER:
-            self._do(lambda: self.verifier.back(restarted, now), now)
+            self._do(lambda: self.verifier.back(now), now)
         else:
-            self._do(lambda: self.drafter.back(restarted), now)
+            self._do(self.drafter.back, now)
 
     def on_verifier(self, event: VerifierEvent, now: float) -> None:
         """The verifier says something."""

@@ -63,7 +63,7 @@ def choose(lane: Lane, find: FindReplica, there: Sequence[Candidate], prefixes: 
         there: all of that kind that take sessions.
         prefixes: which verifier has read what.
     """
-    usable = [one for one in there if _is_of_use(lane, find, one.replica) and (one.works or lane is Lane.VERIFIER)]
+    usable = [one for one in there if is_of_use(lane, find, one.replica) and (one.works or lane is Lane.VERIFIER)]
     if not usable:
         return None
     least = min(one.num_sessions for one in usable)
@@ -98,7 +98,8 @@ def choose(lane: Lane, find: FindReplica, there: Sequence[Candidate], prefixes: 
     return min(usable, key=rank)
 
 
-def _is_of_use(lane: Lane, find: FindReplica, replica: Replica) -> bool:
+def is_of_use(lane: Lane, find: FindReplica, replica: Replica) -> bool:
+    """Whether a replica can serve the session at all."""
     info = replica.info
     if info.max_model_len and info.max_model_len < find.context_len:
         return False

@@ -49,7 +49,7 @@ from paceline_gateway.feature_relay import FeatureRelay
 from paceline_gateway.outlet import Outlet
 from paceline_gateway.plan import GenerationPlan
 from paceline_gateway.round_loop import RoundLoop
-from paceline_gateway.routing import prefixes_of
+from paceline_gateway.routing import is_of_use, prefixes_of
 from paceline_gateway.services import SessionServices
 
 logger = logging.getLogger(__name__)
@@ -239,9 +239,9 @@ class SessionActor:
             case LinkLost(lane, link, gone):
                 if self._links.get(lane) is link:
                     self._loop.lost(lane, now, gone)
-            case LinkBack(lane, link, restarted):
+            case LinkBack(lane, link):
                 if self._links.get(lane) is link:
-                    self._loop.back(lane, restarted, now)
+                    self._back(command, now)
             case Fetched() if self._relay.is_newest(command):
                 self._loop.fetched(command.error is None, now)
             case Fetched():
@@ -336,21 +336,22 @@ class SessionActor:
     def _find(self, lane: Lane, avoid: str) -> None:
         self._last_find_id += 1
         self._find_ids[lane] = self._last_find_id
+        self._services.pool(lane).tell(self._wanted(lane, avoid))
+
+    def _wanted(self, lane: Lane, avoid: str = "") -> FindReplica:
         plan = self._plan
         is_verifier = lane is Lane.VERIFIER
-        self._services.pool(lane).tell(
-            FindReplica(
-                session=plan.session,
-                find_id=self._last_find_id,
-                port=self,
-                avoid=avoid,
-                method=plan.method,
-                context_len=len(plan.prompt) + plan.max_tokens if is_verifier else 0,
-                features=None if is_verifier else self._loop.verifier.features,
-                prefer=plan.last(lane),
-                weights_digest=self._loop.verifier.weights_digest if is_verifier else "",
-                prefixes=prefixes_of(self._loop.log) if is_verifier else (),
-            )
+        return FindReplica(
+            session=plan.session,
+            find_id=self._last_find_id,
+            port=self,
+            avoid=avoid,
+            method=plan.method,
+            context_len=len(plan.prompt) + plan.max_tokens if is_verifier else 0,
+            features=None if is_verifier else self._loop.verifier.features,
+            prefer=plan.last(lane),
+            weights_digest=self._loop.verifier.weights_digest if is_verifier else "",
+            prefixes=prefixes_of(self._loop.log) if is_verifier else (),
         )
 
     def _found(self, found: Found, now: float) -> None:
@@ -360,6 +361,15 @@ class SessionActor:
         del self._find_ids[found.lane]
         self._links[found.lane] = found.link
         self._loop.found(found.lane, found.replica, now)
+
+    def _back(self, back: LinkBack, now: float) -> None:
+        """A replica that was restarted is one that was found anew, or one to be left if the session cannot use it."""
+        if not back.restarted:
+            self._loop.back(back.lane, now)
+        elif is_of_use(back.lane, self._wanted(back.lane), back.replica):
+            self._loop.found(back.lane, back.replica, now)
+        else:
+            self._loop.lost(back.lane, now, gone=True)
 
     def _fetch(self, rows: range) -> None:
         verifier, drafter = self._links.get(Lane.VERIFIER), self._links.get(Lane.DRAFTER)

@@ -178,13 +178,9 @@ class VerifierLane:
         if self._lost_at is None:
             self._lost_at = at
 
-    def back(self, restarted: bool, now: float) -> None:
-        """The link works again; a restarted replica knows nothing."""
-        if not self.attachment.back():
-            return
-        if restarted:
-            self._open_and_repeat(now)
-        else:
+    def back(self, now: float) -> None:
+        """The link works again."""
+        if self.attachment.back():
             self._repeat(now)
 
     def tick(self, now: float) -> None:

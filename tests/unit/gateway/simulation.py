@@ -231,7 +231,11 @@ class Simulation:
     def mend_link(self, lane: Lane, *, restarted: bool = False) -> None:
         if lane in self.broken:
             self.broken.discard(lane)
-            self.loop.back(lane, restarted, self.now)
+            address = self.attached[lane]
+            if restarted and address is not None:
+                self.loop.found(lane, Replica(address, self._info(lane, address)), self.now)
+            else:
+                self.loop.back(lane, self.now)
             self.settle()
 
     def forget(self, lane: Lane) -> None:

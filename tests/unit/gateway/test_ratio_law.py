@@ -196,7 +196,7 @@ def law_of_texts(
         report = simulation.loop.report(simulation.now)
         seen |= {"ahead"} if report.ahead_hits else set()
         seen |= {"wasted"} if report.wasted_draft_tokens else set()
-        blocks = [command.round for command in verifies(simulation) if command.block.tokens]
+        blocks = [command.base_len for command in verifies(simulation) if command.block.tokens]
         seen |= {"again"} if len(set(blocks)) < len(blocks) else set()
         for command in verifies(simulation):
             assert len(command.draft_probs) in (0, command.block.num_draft_tokens)

@@ -243,17 +243,6 @@ def test_a_broken_link_replays_the_round(tmp_path: Path) -> None:
     assert simulation.verifiers["v0"].passes == len(simulation.commits)  # answered from memory
 
 
-def test_a_restarted_verifier_is_told_everything(tmp_path: Path) -> None:
-    simulation = Simulation(tmp_path, LAW, perfect(LAW))
-    simulation.start()
-    drain(simulation, Lane.DRAFTER)
-    deliver_verdict(simulation)
-    simulation.break_link(Lane.VERIFIER, restart=True)
-    simulation.mend_link(Lane.VERIFIER, restarted=True)
-    simulation.run()
-    assert simulation.committed == plain_text_of(LAW, [1, 2, 3], 24)
-
-
 def test_a_verifier_that_does_not_come_back_is_replaced(tmp_path: Path) -> None:
     simulation = Simulation(tmp_path, LAW, perfect(LAW))
     simulation.start()

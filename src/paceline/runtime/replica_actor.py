@@ -205,11 +205,6 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         return self._running and (started_s is None or self.clock() - started_s < self.limits.stall_timeout_s)
 
     @property
-    def pass_started_s(self) -> float | None:
-        """When the pass began that runs now, on the actor's clock; None when none does. For any thread."""
-        return self._pass_started_s
-
-    @property
     def num_waiting(self) -> int:
         """Commands that wait for the loop; may be asked from any thread."""
         return len(self._mailbox)
@@ -384,9 +379,11 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         self.routes.detach(session)
 
     async def _passes(self, model: ModelThread) -> None:
+        self.meter.began()
         passes = await model.run(lambda: run_passes(self._run_pass, self._goes_on, self.clock), self._passes_done)
         for one in passes:
             self.meter.passed(one, None if isinstance(one.outcome, Exception) else self.size_of(one.outcome))
+        self.meter.ended()
 
     def _passes_done(self, passes: list[Pass[ResultT]]) -> None:
         self._pass_started_s = None

@@ -38,6 +38,7 @@ class ReplicaMeter:
         self._clock = clock
         self._lock = threading.Lock()
         self._recent = RecentLoad()
+        self._busy_since_s: float | None = None  # what runs since then is not in `_recent` yet
         self._last_pass_ended_s: float | None = None
         self.registry = CollectorRegistry()
         passes = CounterTallies(self.registry, "paceline_passes", "Passes of the model.", ["outcome"])
@@ -66,6 +67,16 @@ class ReplicaMeter:
 
     # --- what the actor says ------------------------------------------------------------------------------------------
 
+    def began(self) -> None:
+        """Passes begin to run; `ended` says that the last of them has been told of."""
+        with self._lock:
+            self._busy_since_s = self._clock()
+
+    def ended(self) -> None:
+        """No pass runs, and each that did has been told of."""
+        with self._lock:
+            self._busy_since_s = None
+
     def passed(self, one: Pass[Any], size: PassSize | None) -> None:
         """A pass has ended.
 
@@ -78,6 +89,8 @@ class ReplicaMeter:
         self._last_pass_ended_s = one.ended_s
         with self._lock:
             self._recent.busy(one.started_s, one.ended_s)
+            if self._busy_since_s is not None:
+                self._busy_since_s = one.ended_s
         self._duration_s.observe(one.ended_s - one.started_s)
         (self._ok if size is not None else self._failed).inc()
         if size is not None and size.num_sessions:
@@ -101,10 +114,10 @@ class ReplicaMeter:
 
     # --- what a scrape asks -------------------------------------------------------------------------------------------
 
-    def utilization(self, running_since_s: float | None) -> float:
-        """Share of the last 15 s in which a pass ran; `running_since_s` is when the one began that runs now."""
+    def utilization(self) -> float:
+        """Share of the last 15 s in which a pass ran, those included that run now."""
         with self._lock:
-            return self._recent.utilization(self._clock(), running_since_s)
+            return self._recent.utilization(self._clock(), self._busy_since_s)
 
     def mean_queue_s(self) -> float:
         """Mean time in the queue of the commands answered in the last 15 s, in seconds."""

@@ -53,5 +53,5 @@ class ReplicaCollector(Collector):
         yield "kv_tokens_capacity", "Room for key/value rows, in tokens.", usage.capacity_tokens
         yield "weights_bytes", "Memory of the weights.", info.weights_bytes
         yield "kv_bytes", "Memory reserved for key/value rows.", info.kv_bytes
-        yield "utilization", "Share of the last 15 s in which a pass ran.", meter.utilization(actor.pass_started_s)
+        yield "utilization", "Share of the last 15 s in which a pass ran.", meter.utilization()
         yield "queue_time_recent_seconds", "Mean queue time of commands answered in 15 s.", meter.mean_queue_s()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
+import pytest
 from paceline_drafter.draft_actor import DraftActor
 from paceline_drafter.draft_limits import DraftLimits
 
@@ -74,11 +75,28 @@ class Answers:
         return event
 
 
+@dataclass
+class Asking(Fives):
+    """Whose steps take a second each of a clock of its own, and ask something at their ends, in the model's thread."""
+
+    now_s: float = 100.0
+    ask: Callable[[], float] = field(default=lambda: 0.0)
+    answers: list[float] = field(default_factory=list)
+
+    def advance(self, jobs: Sequence[DraftJob]) -> None:
+        """One more token for each."""
+        super().advance(jobs)
+        self.now_s += 1.0
+        self.answers.append(self.ask())
+
+
 @contextlib.asynccontextmanager
-async def running(method: Fives, num_outcomes: int = 0) -> AsyncIterator[DraftActor]:
+async def running(
+    method: Fives, num_outcomes: int = 0, clock: Callable[[], float] = time.monotonic
+) -> AsyncIterator[DraftActor]:
     """An actor around the method."""
     limits = DraftLimits(max_draft_tokens=16, max_model_len=None, vocab_size=None)
-    actor = DraftActor(method, limits, ActorLimits(), num_outcomes=num_outcomes)
+    actor = DraftActor(method, limits, ActorLimits(), clock, num_outcomes=num_outcomes)
     task = asyncio.create_task(actor.run())
     try:
         yield actor
@@ -107,6 +125,17 @@ async def test_a_draft_of_several_steps_tells_the_time_of_all_of_them() -> None:
     assert answer.block.tokens == (5, 5, 5, 5)
     assert answer.timing.forward_us >= 4 * STEP_S * 1e6
     assert answer.timing.total_us >= answer.timing.forward_us
+
+
+async def test_steps_that_the_loop_has_not_heard_of_yet_are_load() -> None:
+    stream, method = Answers(), Asking()
+    async with running(method, clock=lambda: method.now_s) as actor:
+        method.ask = actor.meter.utilization
+        actor.submit(stream, opened("s", 1, PROMPT), 0)
+        actor.submit(stream, draft("s", 1, 1, PROMPT, 4), 0)
+        await stream.drafted()
+    assert method.answers == [pytest.approx(seconds / 15) for seconds in (1, 2, 3, 4)]
+    assert actor.meter.utilization() == pytest.approx(4 / 15)
 
 
 async def test_steps_are_shared_by_as_many_drafts_as_on_average() -> None:

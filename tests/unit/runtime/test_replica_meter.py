@@ -42,7 +42,7 @@ def test_passes_are_counted_by_outcome_with_their_size(bench: Bench) -> None:
     assert bench("pass_duration_seconds_sum") == pytest.approx(1.75)
     assert (bench("pass_sessions_sum"), bench("pass_sessions_count")) == (4, 2)
     assert (bench("pass_tokens_sum"), bench("pass_tokens_count")) == (24, 2)
-    assert bench.meter.utilization(None) == pytest.approx(1.75 / 15)
+    assert bench.meter.utilization() == pytest.approx(1.75 / 15)
 
 
 def test_a_pause_counts_only_while_sessions_are_open(bench: Bench) -> None:
@@ -61,12 +61,27 @@ def test_recent_signals_fall_to_zero_when_nothing_happens(bench: Bench) -> None:
     bench.meter.answered(400_000)
     bench.run_pass(3.0, PassSize(1, 1))
     assert bench.meter.mean_queue_s() == pytest.approx(0.3)
-    assert bench.meter.utilization(None) == pytest.approx(0.2)
+    assert bench.meter.utilization() == pytest.approx(0.2)
     assert bench("queue_time_seconds_sum") == pytest.approx(0.6)
     bench.now_s += 16.0
     assert bench.meter.mean_queue_s() == 0.0
-    assert bench.meter.utilization(None) == 0.0
-    assert bench.meter.utilization(bench.now_s - 20.0) == 1.0  # a pass that hangs is full load
+    assert bench.meter.utilization() == 0.0
+
+
+def test_what_runs_counts_before_its_end_is_told_and_no_time_counts_twice(bench: Bench) -> None:
+    bench.meter.began()
+    began_s = bench.now_s
+    bench.now_s += 6.0
+    assert bench.meter.utilization() == pytest.approx(6 / 15)
+    for number in range(4):  # six seconds of passes are told of one by one, when all are over
+        bench.meter.passed(Pass(began_s + 1.5 * number, began_s + 1.5 * (number + 1), None), PassSize(1, 1))
+        assert bench.meter.utilization() == pytest.approx(6 / 15)
+    bench.meter.ended()
+    bench.now_s += 3.0
+    assert bench.meter.utilization() == pytest.approx(6 / 15)
+    bench.meter.began()
+    bench.now_s += 20.0
+    assert bench.meter.utilization() == 1.0  # a pass that hangs is full load
 
 
 def test_failures_are_counted_by_code_from_zero_on(bench: Bench) -> None:

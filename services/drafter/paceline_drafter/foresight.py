@@ -99,9 +99,7 @@ class Foresight:
         block_end = len(ahead.context)
         if not ahead.tokens or depth < 1 or block_end <= session.base_len:
             return []
-        others = [
-            _candidates_at(session.before, ahead.context, position) for position in range(session.base_len, block_end)
-        ]
+        others = _others(session.before, ahead.context, session.base_len)
         others.append(ahead.candidates[0][1:] if ahead.candidates else ())
         prepared: list[DraftJob] = []
         for outcome in likeliest_outcomes(block_end - session.base_len, self._num_outcomes):
@@ -144,13 +142,14 @@ class Foresight:
             self._method.close(f"{name}\0{index}")
 
 
-def _candidates_at(drafted: DraftJob | None, tokens: Sequence[int], position: int) -> tuple[int, ...]:
-    """A draft's candidates for a position of this text besides the token that stands there, as far as it has some."""
+def _others(drafted: DraftJob | None, tokens: Sequence[int], start: int) -> list[tuple[int, ...]]:
+    """A draft's candidates besides the tokens at positions [start, len(tokens)) of a text; none where it has none."""
     if drafted is None:
-        return ()
-    index = position - len(drafted.context)
-    if not 0 <= index < len(drafted.candidates):
-        return ()
-    if common_prefix_len([*drafted.context, *drafted.tokens], tokens) < position:
-        return ()
-    return tuple(token for token in drafted.candidates[index] if token != tokens[position])
+        return [()] * (len(tokens) - start)
+    first, end = len(drafted.context), len(drafted.context) + len(drafted.candidates)
+    agreed = common_prefix_len([*drafted.context, *drafted.tokens], tokens)
+    others: list[tuple[int, ...]] = []
+    for position in range(start, len(tokens)):
+        known = drafted.candidates[position - first] if first <= position < end and position <= agreed else ()
+        others.append(tuple(token for token in known if token != tokens[position]))
+    return others

@@ -11,7 +11,6 @@ medians over the runs. The fleet's time is the client's, from the request to the
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import sys
@@ -29,13 +28,13 @@ from rich.table import Table
 
 from bench.lossless import chat_prompts
 from bench.one_process import LocalJob, OneProcess, one_process
-from bench.pair import Door, running_pair, warn_if_busy
+from bench.pair import Door, pair_options, pair_parser, running_pair, warn_if_busy
 from bench.ratios import Ratio, show_ratios
 from bench.report import write_report
 from bench.run import verifier_core
 from paceline.benchmark.prompts import PROMPTS, Prompt
 from paceline.cli.console import out, print_error
-from paceline.cli.fleet_options import DEFAULT_MODEL, FleetOptions
+from paceline.cli.fleet_options import FleetOptions
 from paceline.cli.prepare import prepare
 from paceline.cli.request import complete
 from paceline.errors import PacelineError
@@ -341,20 +340,14 @@ def show(results: Results) -> None:
 
 def main() -> int:
     """Entry point of `python -m bench.fleet`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="the target")
+    parser = pair_parser(__doc__, repeats=5, quick="once, short texts")
     parser.add_argument("--block-size", type=int, default=4, help="draft tokens per block")
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--log-dir", type=Path, default=Path("paceline-logs"))
-    parser.add_argument("--quick", action="store_true", help="once, short texts; writes nothing")
     arguments = parser.parse_args()
     console = out()
     warn_if_busy(console)
-    options = FleetOptions(model=arguments.model, port=0, http_port=0, log_dir=arguments.log_dir, cold_prompts=True)
     max_tokens, repeats = (32, 1) if arguments.quick else (arguments.max_tokens, arguments.repeats)
     try:
-        found = asyncio.run(measure(console, options, arguments.block_size, max_tokens, repeats))
+        found = asyncio.run(measure(console, pair_options(arguments), arguments.block_size, max_tokens, repeats))
     except PacelineError as error:
         print_error(error)
         return exit_code(error)

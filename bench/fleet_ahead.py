@@ -11,25 +11,23 @@ must be those of plain decoding.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bench.pair import Door, Pair, running_pair, warn_if_busy
+from bench.pair import Door, Pair, pair_options, pair_parser, running_pair, warn_if_busy
 from bench.ratios import Ratio, show_ratios
 from bench.report import write_report
 from paceline.benchmark.compare import Configuration, Equality, equality, request_for
 from paceline.benchmark.prompts import DEMO_PROMPTS, PROMPTS, Prompt
 from paceline.cli.console import out, print_error
-from paceline.cli.fleet_options import DEFAULT_MODEL, FleetOptions
+from paceline.cli.fleet_options import FleetOptions
 from paceline.cli.request import Completion, RequestOptions, complete
 from paceline.errors import PacelineError
 from paceline.exit_codes import exit_code
@@ -290,28 +288,16 @@ def show(results: Results) -> None:
 
 def main() -> int:
     """Entry point of `python -m bench.fleet_ahead`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="the target")
+    parser = pair_parser(__doc__, repeats=1, quick="four prompts, short texts")
     parser.add_argument("--block-sizes", default="3", help="draft tokens per block, separated by commas")
     parser.add_argument("--governed-up-to", type=int, default=8, help="largest block that the governor may choose")
-    parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--prompts", choices=("demo", "all"), default="all")
-    parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--log-dir", type=Path, default=Path("paceline-logs"))
-    parser.add_argument("--quick", action="store_true", help="four prompts, short texts; writes nothing")
     arguments = parser.parse_args()
     console = out()
     warn_if_busy(console)
     prompts = DEMO_PROMPTS if arguments.quick or arguments.prompts == "demo" else PROMPTS
     effort = Effort(prompts, 32, 1) if arguments.quick else Effort(prompts, arguments.max_tokens, arguments.repeats)
-    options = FleetOptions(
-        model=arguments.model,
-        num_speculative_tokens=arguments.governed_up_to,
-        port=0,
-        http_port=0,
-        log_dir=arguments.log_dir,
-        cold_prompts=True,
-    )
+    options = replace(pair_options(arguments), num_speculative_tokens=arguments.governed_up_to)
     block_sizes = [int(size) for size in arguments.block_sizes.split(",")]
     try:
         found = asyncio.run(measure(console, options, block_sizes, effort))

@@ -9,6 +9,7 @@ So drafting ahead and drafting in turn can take turns on one fleet; the gateway 
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import os
 import tempfile
@@ -23,7 +24,7 @@ from paceline.cli.child import Child, ChildSpec
 from paceline.cli.display import Display
 from paceline.cli.fleet import Fleet
 from paceline.cli.fleet_commands import FleetCommands
-from paceline.cli.fleet_options import FleetOptions
+from paceline.cli.fleet_options import DEFAULT_MODEL, FleetOptions
 from paceline.cli.ports import reachable
 from paceline.cli.prepare import prepare
 from paceline.client import AsyncClient
@@ -56,6 +57,28 @@ class Pair:
 
     ahead: Door
     in_turn: Door
+
+
+def pair_parser(description: str | None, *, repeats: int, quick: str) -> argparse.ArgumentParser:
+    """What every benchmark of the pair can be told; each adds its own.
+
+    Args:
+        description: of the benchmark.
+        repeats: how often, if not said.
+        quick: what is measured with --quick.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="the target")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=repeats)
+    parser.add_argument("--log-dir", type=Path, default=Path("paceline-logs"))
+    parser.add_argument("--quick", action="store_true", help=f"{quick}; writes nothing")
+    return parser
+
+
+def pair_options(arguments: argparse.Namespace) -> FleetOptions:
+    """The fleet that arguments of `pair_parser` ask for."""
+    return FleetOptions(model=arguments.model, port=0, http_port=0, log_dir=arguments.log_dir, cold_prompts=True)
 
 
 def warn_if_busy(console: Console) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
-from paceline.drafting.tree_shape import DEFAULT_MEDUSA_TREE
+from paceline.drafting.tree_shape import DEFAULT_MEDUSA_TREE, MAX_NODES
 from paceline.runtime.settings import ModelServiceSettings, settings_config, split_commas
 
 
@@ -51,7 +51,7 @@ class DrafterSettings(ModelServiceSettings):
     """Most tokens of a session; none for the model's own limit or what `kv_cache_bytes` leaves."""
     max_batch_tokens: int = Field(default=256, ge=3)
     """Most tokens of one pass; longer contexts are fed in steps."""
-    max_draft_tokens: int = Field(default=16, ge=1)
+    max_draft_tokens: int = Field(default=16, ge=1, le=MAX_NODES)
     """Most tokens of one proposal."""
     prepared_outcomes: int = Field(default=0, ge=0, le=64)
     """After how many likely outcomes of a block draft_model drafts while it is judged, in passes that serve no other

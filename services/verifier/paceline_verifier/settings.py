@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from paceline.drafting.tree_shape import DEFAULT_MEDUSA_TREE
+from paceline.drafting.tree_shape import DEFAULT_MEDUSA_TREE, MAX_NODES
 from paceline.runtime.settings import ModelServiceSettings, settings_config
 
 
@@ -54,7 +54,7 @@ class VerifierSettings(ModelServiceSettings):
     """Memory for key/value rows of an EAGLE head, in bytes."""
     eagle_topk: int = Field(default=1, ge=1, le=64)
     """Candidates per node of an EAGLE tree; 1 drafts chains."""
-    num_draft_tokens: int = Field(default=16, ge=1)
+    num_draft_tokens: int = Field(default=16, ge=1, le=MAX_NODES)
     """Most tokens of an EAGLE tree; at most `max_draft_tokens`."""
     medusa_tree: str = DEFAULT_MEDUSA_TREE
     """Shape of a Medusa tree: chain:N, derived:N (N nodes by the heads' accuracies), classic_63, or nodes: 0,1,0.0."""
@@ -69,3 +69,17 @@ class VerifierSettings(ModelServiceSettings):
     """How long a session outlives its stream, in milliseconds."""
     stall_timeout_s: float = Field(default=120.0, gt=0)
     """A pass that takes longer makes the service unhealthy and turns its peers away, in seconds."""
+
+    @model_validator(mode="after")
+    def _check_block_sizes(self) -> Self:
+        if self.max_draft_tokens >= self.max_batch_tokens:
+            raise ValueError(
+                f"max_draft_tokens is {self.max_draft_tokens}: 0 to {self.max_batch_tokens - 1} are allowed, less than "
+                f"max_batch_tokens, so that a block fits in a pass"
+            )
+        if self.self_draft_method in ("eagle", "eagle3") and self.num_draft_tokens > self.max_draft_tokens:
+            raise ValueError(
+                f"num_draft_tokens is {self.num_draft_tokens}: at least 1 and at most max_draft_tokens, which is "
+                f"{self.max_draft_tokens}, are allowed"
+            )
+        return self

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from paceline.drafting.tree_shape import MAX_NODES
 from paceline.errors import InvalidArgument
 from paceline.head_source import EXAMPLES_DIR, is_head_reference
 from paceline.method_names import CUT_METHODS, HEAD_METHODS, METHOD_NAMES, SELF_DRAFT_METHODS
@@ -107,22 +108,22 @@ def _check_pool(options: FleetOptions) -> None:
 def _check_belongings(options: FleetOptions) -> None:
     """Refuses options that the methods would not see."""
     given = (
-        ("head", options.head, _TRAINED),
-        ("eagle_topk", options.eagle_topk, _EAGLE),
-        ("num_draft_tokens", options.num_draft_tokens, _TREES),
-        ("exit_layer", options.exit_layer, CUT_METHODS),
+        ("head", options.head, _TRAINED, None),
+        ("eagle_topk", options.eagle_topk, _EAGLE, None),
+        ("num_draft_tokens", options.num_draft_tokens, _TREES, MAX_NODES),
+        ("exit_layer", options.exit_layer, CUT_METHODS, None),
     )
-    for field, value, methods in given:
+    for field, value, methods, most in given:
+        flag = "--" + field.replace("_", "-")
         if value not in (None, "") and not set(methods) & set(options.methods):
-            flag = "--" + field.replace("_", "-")
             raise InvalidArgument(
                 f"{flag} is for the methods {', '.join(methods)}, not for {options.method!r}: leave it out, or choose "
                 "another --method",
                 field=field,
             )
-        if isinstance(value, int) and value < 1:
-            flag = "--" + field.replace("_", "-")
-            raise InvalidArgument(f"{flag} is {value}: at least 1", field=field)
+        if isinstance(value, int) and not 1 <= value <= (most or value):
+            allowed = "at least 1" if most is None else f"1 to {most}"
+            raise InvalidArgument(f"{flag} is {value}: {allowed}", field=field)
 
 
 def _check_head(options: FleetOptions, checkpoint: str) -> None:

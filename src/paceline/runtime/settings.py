@@ -15,6 +15,8 @@ from types import NoneType
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, CliApp, NoDecode, SettingsConfigDict, SettingsError
 
 from paceline.errors import ConfigurationError
@@ -154,7 +156,7 @@ def load_settings(settings_class: type[SettingsT], arguments: Sequence[str] | No
     try:
         return CliApp.run(settings_class, cli_args=given)
     except ValidationError as error:
-        problems = [_problem(settings_class, item["loc"], item["msg"]) for item in error.errors()]
+        problems = [_problem(settings_class, item) for item in error.errors()]
         field = str(error.errors()[0]["loc"][0]) if error.errors()[0]["loc"] else ""
         raise ConfigurationError("; ".join(problems), field=field) from None
     except SettingsError as error:
@@ -165,9 +167,10 @@ def _prefix(settings_class: type[ServiceSettings]) -> str:
     return settings_class.model_config.get("env_prefix", "")
 
 
-def _problem(settings_class: type[ServiceSettings], location: Sequence[int | str], message: str) -> str:
+def _problem(settings_class: type[ServiceSettings], error: ErrorDetails) -> str:
     """What is wrong with a value, in the words of the command line."""
-    message = message.removeprefix("Value error, ")
+    location = error["loc"]
+    message = error["msg"].removeprefix("Value error, ")
     for name in sorted(settings_class.model_fields, key=len, reverse=True):
         if "_" in name:
             message = re.sub(rf"\b{name}\b", _flag(name), message)
@@ -175,7 +178,16 @@ def _problem(settings_class: type[ServiceSettings], location: Sequence[int | str
         return message
     name = str(location[0])
     message = "is required" if message == "Field required" else message
+    out_of_range = error["type"] in {"greater_than_equal", "less_than_equal"}
+    if out_of_range and (allowed := _range_of(settings_class.model_fields[name])):
+        message = f"is {error['input']}: {allowed}"
     return f"{_flag(name)} ({_prefix(settings_class)}{name.upper()}): {message}"
+
+
+def _range_of(field: FieldInfo) -> str:
+    """What a number may be, such as "1 to 512"; empty where one end is open."""
+    ends = [[getattr(limit, end) for limit in field.metadata if hasattr(limit, end)] for end in ("ge", "le")]
+    return "" if [] in ends else f"{ends[0][0]} to {ends[1][0]}"
 
 
 def _flag(name: str) -> str:

@@ -99,6 +99,21 @@ def test_what_belongs_together_is_told_by_its_flags() -> None:
     assert caught.value.message == "--tls-cert-file and --tls-key-file belong together; give both or none"
 
 
+def test_a_number_out_of_its_range_is_told_the_range() -> None:
+    for given, flag, told in (
+        (["--port", "70000"], "--port (PACELINE_EXAMPLE_PORT)", "is 70000: 0 to 65535"),
+        (["--metrics-port", "-1"], "--metrics-port (PACELINE_EXAMPLE_METRICS_PORT)", "is -1: 0 to 65535"),
+        (
+            ["--num-threads", "0"],
+            "--num-threads (PACELINE_EXAMPLE_NUM_THREADS)",
+            "Input should be greater than or equal to 1",
+        ),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            load_settings(Example, given)
+        assert caught.value.message == f"{flag}: {told}"
+
+
 def test_wrong_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_EXAMPLE_PORT", "many")
     with pytest.raises(ConfigurationError, match=r"^--port \(PACELINE_EXAMPLE_PORT\): "):

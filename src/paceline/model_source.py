@@ -123,11 +123,13 @@ def lasting_reference(reference: str) -> str:
     return str(path.resolve()) if reference not in BUILT_IN and path.exists() else reference
 
 
-def resolve(reference: str, *, weights: bool = True, progress: Progress = _silent) -> Path:
+def resolve(reference: str, *, base: str = "", weights: bool = True, progress: Progress = _silent) -> Path:
     """The local folder of a model, fetched and converted on first use.
 
     Args:
         reference: see the module's description.
+        base: reference of the model that an adapter is added to; empty for the one that it names itself. A whole model
+            has no base, and `progress` is told so.
         weights: False where tokenizer and configuration are enough; saves the download of a hub model's weights.
         progress: told what is being done when it takes long.
 
@@ -139,7 +141,9 @@ def resolve(reference: str, *, weights: bool = True, progress: Progress = _silen
     """
     folder = _find(reference, weights, progress)
     if is_adapter(folder):
-        folder = _with_base(folder, weights, progress)
+        folder = _with_base(folder, base, weights, progress)
+    elif base:
+        progress(f"{reference} is a whole model, not an adapter: it is served as it is, and {base} is not")
     _check_folder(folder, reference, weights)
     return folder
 
@@ -193,11 +197,13 @@ def _check_folder(folder: Path, reference: str, weights: bool) -> None:
         )
 
 
-def _with_base(adapter: Path, weights: bool, progress: Progress) -> Path:
-    reference = base_reference(adapter)
+def _with_base(adapter: Path, base: str, weights: bool, progress: Progress) -> Path:
+    reference = base or base_reference(adapter)
     try:
         folder = _find(reference, weights, progress)
     except (NotFound, Unavailable) as error:
+        if base:
+            raise
         place = f"base_model_name_or_path of {adapter / ADAPTER_CONFIG}"
         raise type(error)(f"the base of an adapter, {place}: {error.message}", field="model") from error
     if is_adapter(folder):

@@ -44,6 +44,16 @@ async def test_a_head_is_looked_for_before_the_target_is_fetched(tmp_path: Path)
     assert caught.value.field == "head"
 
 
+async def test_an_adapter_is_added_to_the_base_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    base, adapter = make_model_folder(tmp_path / "base"), tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "/nowhere/base"}')
+    prepared = await prepare(str(adapter), bits="", draft_model="", base=str(base), progress=ignore)
+    assert (Path(prepared.target_dir) / "adapter").resolve() == adapter
+    assert (Path(prepared.target_dir) / "model.safetensors").resolve() == base / "model.safetensors"
+
+
 async def test_errors_keep_their_class(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="there is no file") as caught:
         await prepare(str(tmp_path / "none.gguf"), bits="", draft_model="", progress=ignore)

@@ -52,6 +52,18 @@ def test_an_adapter_is_found_with_the_files_of_its_base_and_writes_none(base: Pa
     assert resolve(str(adapter)) == resolve(str(adapter), weights=False) == folder
 
 
+def test_a_base_that_is_given_takes_the_place_of_the_one_that_the_adapter_names(base: Path, tmp_path: Path) -> None:
+    for named in (None, "/nowhere/base"):
+        folder = resolve(str(write_adapter(tmp_path / f"on-{named is None}", named)), base=str(base))
+        assert (folder / "model.safetensors").read_bytes() == b"weights"
+        assert (folder / ADAPTER_FOLDER).is_dir()
+    with pytest.raises(NotFound, match=r"^there is no file gone"):
+        resolve(str(tmp_path / "on-True"), base="gone.gguf")
+    told: list[str] = []
+    assert resolve(str(base), base="another", progress=told.append) == base
+    assert told == [f"{base} is a whole model, not an adapter: it is served as it is, and another is not"]
+
+
 def test_what_is_linked_keeps_its_permissions(base: Path, tmp_path: Path) -> None:
     (base / "model.safetensors").chmod(0o600)
     folder = resolve(str(write_adapter(tmp_path / "mine", str(base))))

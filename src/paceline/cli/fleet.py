@@ -139,6 +139,7 @@ class Fleet:
             bits=options.copy_bits,
             draft_model="" if options.copy_bits or not options.needs_draft_model else options.drafter_model,
             head=options.head_reference,
+            base=options.base,
             progress=lambda line: self._observer.changed("models", "preparing", line),
         )
         self._observer.changed("models", "ready", options.target)

@@ -23,7 +23,8 @@ class FleetOptions:
     """A fleet on one machine.
 
     Attributes:
-        model: the target, as `paceline.model_source` understands it.
+        model: the target, as `paceline.model_source` understands it; with an adapter of layerskip the model that it is
+            added to.
         drafter_model: the draft model; "int8" or "int4" for a quantised copy of the target.
         method: drafting methods, first one first, such as "ngram,draft_model".
         head: checkpoint of medusa, eagle or eagle3: a folder or a hub id; of layerskip the adapter, or the whole model,
@@ -88,6 +89,11 @@ class FleetOptions:
     def target(self) -> str:
         """Reference of the model whose text is wanted: `model`, or what layerskip has of it."""
         return (self._checkpoint if set(self.methods) & set(CUT_METHODS) else "") or self.model
+
+    @property
+    def base(self) -> str:
+        """What an adapter of layerskip is added to; empty for the model that it names itself, if no other is named."""
+        return self.model if self.model not in (DEFAULT_MODEL, self.target) else ""
 
     @property
     def head_reference(self) -> str:

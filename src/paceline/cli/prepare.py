@@ -1,6 +1,6 @@
 """Makes the models of a fleet ready on disk, in a process of its own that can be stopped at any time.
 
-    python -m paceline.cli.prepare MODEL [BITS] [DRAFT_MODEL] [HEAD]
+    python -m paceline.cli.prepare MODEL [BITS] [DRAFT_MODEL] [HEAD] [BASE]
 
 prints one JSON object per line: progress, and at last the result or the failure. Fetching and converting block and
 start processes themselves; a launcher that is told to stop ends the whole process group.
@@ -41,7 +41,7 @@ class Prepared:
 
 
 async def prepare(
-    target: str, *, bits: str, draft_model: str, head: str = "", progress: Callable[[str], None]
+    target: str, *, bits: str, draft_model: str, head: str = "", base: str = "", progress: Callable[[str], None]
 ) -> Prepared:
     """Fetches, converts and quantises what is not in the cache yet.
 
@@ -50,6 +50,7 @@ async def prepare(
         bits: "int8" or "int4" for a quantised copy of the target; empty for none.
         draft_model: reference of another draft model; empty for none.
         head: reference of a drafting head; empty for none.
+        base: what the target, an adapter, is added to; empty for the model that it names itself.
         progress: told each step that takes long.
 
     Raises:
@@ -57,7 +58,7 @@ async def prepare(
             `paceline.quantize.quantize` raise.
     """
     with tempfile.TemporaryFile("w+") as errors:
-        return await _run(["-m", "paceline.cli.prepare", target, bits, draft_model, head], errors, progress)
+        return await _run(["-m", "paceline.cli.prepare", target, bits, draft_model, head, base], errors, progress)
 
 
 async def _run(arguments: Sequence[str], errors: IO[str], progress: Callable[[str], None]) -> Prepared:
@@ -97,7 +98,7 @@ def _tell(kind: str, value: object) -> None:
     sys.stdout.flush()
 
 
-def _main(target: str, bits: str = "", draft_model: str = "", head: str = "") -> int:
+def _main(target: str, bits: str = "", draft_model: str = "", head: str = "", base: str = "") -> int:
     from paceline.head_source import resolve_head
     from paceline.model_source import resolve
     from paceline.quantize import Bits, quantize
@@ -107,7 +108,7 @@ def _main(target: str, bits: str = "", draft_model: str = "", head: str = "") ->
 
     try:
         head_dir = str(resolve_head(head, progress=progress)) if head else ""
-        target_dir = str(resolve(target, progress=progress))
+        target_dir = str(resolve(target, base=base, progress=progress))
         drafter_dir = ""
         if bits:
             drafter_dir = str(quantize(target, bits=Bits(bits), progress=progress))

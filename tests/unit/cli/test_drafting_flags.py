@@ -108,6 +108,15 @@ def test_layerskip_makes_its_checkpoint_the_target() -> None:
     assert (verifier.model, verifier.model_name, drafters) == (TARGET, "skip", [])
 
 
+def test_layerskip_adds_its_adapter_to_the_model_that_is_named() -> None:
+    adapted = FleetOptions(model="my/base", method="layerskip", head="trained/skip")
+    assert (adapted.target, adapted.base) == ("trained/skip", "my/base")
+    assert FleetOptions(method="layerskip", head="trained/skip").base == ""  # the adapter names one
+    assert FleetOptions(model="trained/skip", method="layerskip", head="trained/skip").base == ""
+    assert FleetOptions(model="my/base", method="layerskip", exit_layer=7).base == ""
+    assert FleetOptions(model="my/base", method="eagle", head=HEAD).base == ""
+
+
 def test_layerskip_with_an_exit_layer_alone_takes_the_target_as_it_is(examples: Path) -> None:
     (examples / f"{DEFAULT_MODEL}-layerskip").mkdir()
     (examples / f"{DEFAULT_MODEL}-layerskip" / "adapter_config.json").touch()
@@ -164,6 +173,8 @@ def test_without_an_example_the_error_says_what_to_do(examples: Path, monkeypatc
         (FleetOptions(head=HEAD), "head", "leave it out"),
         (FleetOptions(method="medusa", head=HEAD, eagle_topk=2), "eagle_topk", "eagle, eagle3"),
         (FleetOptions(method="ngram", num_draft_tokens=9), "num_draft_tokens", "medusa, eagle, eagle3"),
+        (FleetOptions(method="medusa", head=HEAD, num_draft_tokens=1000), "num_draft_tokens", "is 1000: 1 to 512"),
+        (FleetOptions(method="eagle", head=HEAD, num_draft_tokens=0), "num_draft_tokens", "is 0: 1 to 512"),
         (FleetOptions(method="eagle", head=HEAD, exit_layer=3), "exit_layer", "layerskip"),
         (FleetOptions(method="layerskip", exit_layer=0), "exit_layer", "at least 1"),
         (FleetOptions(method="eagle", head=HEAD, eagle_topk=0), "eagle_topk", "at least 1"),

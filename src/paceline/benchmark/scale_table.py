@@ -22,10 +22,11 @@ def scale_table(result: ScaleResult) -> Table:
     """One line for each way of each case."""
     options = result.plan.options
     verify, draft = options.verify_pass, options.draft_pass
+    prepared = f", {options.prepared_outcomes} outcomes prepared" if options.prepared_outcomes else ""
     table = Table(
         title=f"{options.verifiers} verifiers ({verify.pass_ms:g} ms a pass and {verify.token_ms:g} a token), "
         f"{options.drafters} drafters ({draft.pass_ms:g} and {draft.token_ms:g}), acceptance {options.acceptance:g}, "
-        f"blocks of {options.num_speculative_tokens}, {result.plan.repeats} x {result.plan.seconds:g} s",
+        f"blocks of {options.num_speculative_tokens}{prepared}, {result.plan.repeats} x {result.plan.seconds:g} s",
         caption="Medians. Achieved: goodput divided by that of the ideal without software. CPU: milliseconds per "
         "round, of all verifiers or drafters together. Busy: share of the time in passes. Ahead: share of rounds "
         "whose block was there.",

@@ -101,6 +101,22 @@ def scale(
         ),
     ] = None,
     acceptance: Annotated[float, typer.Option(min=0, max=1, help="How often a draft token is right.")] = 0.8,
+    prepared_outcomes: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=64,
+            help="Other outcomes of a block that drafters draft after while it is judged, as they draft ahead.",
+        ),
+    ] = 0,
+    candidates: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="With these, how often the drafter's next candidate is right where those before it are not.",
+        ),
+    ] = 0.6,
     num_speculative_tokens: Annotated[int, typer.Option(min=1, max=16, help="Block size.")] = 4,
     verify_ms: Annotated[float, typer.Option(min=0, help="A verifier's pass, in milliseconds.")] = 30.0,
     draft_ms: Annotated[float, typer.Option(min=0, help="A drafter's pass, in milliseconds.")] = 3.0,
@@ -134,6 +150,8 @@ def scale(
         max_sessions=max(numbers),
         num_speculative_tokens=num_speculative_tokens,
         acceptance=acceptance,
+        candidates=candidates if prepared_outcomes else 0.0,
+        prepared_outcomes=prepared_outcomes,
         verify_pass=PassTime(verify_ms, token_ms),
         draft_pass=PassTime(draft_ms, token_ms),
     )

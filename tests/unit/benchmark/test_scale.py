@@ -81,8 +81,16 @@ def test_the_table_has_a_line_for_each_row_and_no_cost_where_there_are_no_servic
     lines = [line for line in text.splitlines() if " 0.2 " in line or " 5 " in line]
     assert len(lines) == 6
     assert "4 verifiers (30 ms a pass and 0.05 a token), 2 drafters" in text
+    assert "prepared" not in text
     assert lines[1].split() == ["1", "0.2", "one", "process", "70.0", "80.0", "0.875", "2.33"]
     assert lines[2].split()[-3:] == ["0.00", "0.00", "0.25"]
+
+
+def test_the_title_names_prepared_outcomes() -> None:
+    result = _result()
+    options = replace(OPTIONS, prepared_outcomes=8)
+    title = str(scale_table(replace(result, plan=replace(result.plan, options=options))).title)
+    assert "blocks of 4, 8 outcomes prepared, 1 x" in title
 
 
 def test_notes_name_what_is_full() -> None:

@@ -7,7 +7,9 @@ from typer.testing import CliRunner
 
 from paceline.benchmark.contestants import Absentee
 from paceline.benchmark.method_rows import MethodsResult
+from paceline.benchmark.scale import ScalePlan
 from paceline.cli.app import app
+from paceline.errors import Unavailable
 
 
 @pytest.mark.parametrize(
@@ -33,3 +35,25 @@ def test_nothing_measured_is_a_failure_and_no_report(monkeypatch: pytest.MonkeyP
     assert done.exit_code == 1
     assert "its head is gone" in done.stdout
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "prepared", "candidates"),
+    [
+        ([], 0, 0.0),
+        (["--prepared-outcomes", "8"], 8, 0.6),
+        (["--prepared-outcomes", "3", "--candidates", "0.5"], 3, 0.5),
+    ],
+)
+def test_outcomes_to_prepare_reach_the_simulated_fleet(
+    flags: list[str], prepared: int, candidates: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[ScalePlan] = []
+
+    async def nothing(plan: ScalePlan, *_arguments: object) -> None:
+        plans.append(plan)
+        raise Unavailable("nothing is measured here")
+
+    monkeypatch.setattr("paceline.benchmark.scale.measure_scale", nothing)
+    assert CliRunner().invoke(app, ["bench", "scale", *flags]).exit_code != 0
+    assert (plans[0].options.prepared_outcomes, plans[0].options.candidates) == (prepared, candidates)

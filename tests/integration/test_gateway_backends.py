@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paceline_gateway import links
 
 from paceline.drafting.fallback import FallbackMethod
 from paceline.drafting.method import MethodInfo
@@ -171,7 +172,10 @@ async def test_certificates_that_cannot_be_read_are_told_at_start(tmp_path: Path
             pytest.fail("the gateway must not start")
 
 
-async def test_certificates_that_are_renewed_are_read_with_the_next_stream(tmp_path: Path) -> None:
+async def test_certificates_that_are_renewed_are_read_with_the_next_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "_REFUSED_PAUSE_S", 0.2)
     authority = tmp_path / "ca.pem"
     authority.write_bytes((CERTIFICATES / "ca.pem").read_bytes())
     server = {"tls_cert_file": CERTIFICATES / "server.pem", "tls_key_file": CERTIFICATES / "server.key"}

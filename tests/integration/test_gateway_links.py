@@ -92,23 +92,6 @@ async def linked(
 # --- links ------------------------------------------------------------------------------------------------------------
 
 
-class ChangingDict(dict[str, float]):
-    """Gets one more entry, as by another thread, between the beginning of an iteration and its first value."""
-
-    def values(self) -> Any:
-        values = iter(super().values())
-        self["another"] = 0.0
-        return values
-
-
-def test_a_thread_that_asks_for_the_silence_while_answers_come_gets_a_number() -> None:
-    link = Link("nowhere:1", VERIFIER_CODEC, check=check_verifiers(), changed=lambda _: None)
-    link._unanswered = ChangingDict(s=0.0)
-    assert link.silent_s == 0.0
-    link._unanswered = {"s": 0.0}
-    assert link.silent_s > 0.0
-
-
 async def test_what_gathers_in_one_turn_is_one_frame() -> None:
     async with linked() as (peer, link):
         for number in range(1, 11):

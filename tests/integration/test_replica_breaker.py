@@ -24,7 +24,7 @@ from tests.fakes.toy_runner import hash_law
 from tests.integration.fake_verifier import FakeVerifier, fake_verifier
 from tests.integration.fleet import VOCAB, Fleet, generate, plain_tokens, target_law, until
 from tests.integration.scraping import scrape
-from tests.integration.test_gateway_links import INFO, Port, check_verifiers, find
+from tests.integration.test_gateway_links import INFO, Port, check_verifiers, find, verify
 
 FOR_LONG = BreakerLimits(max_failures=3, pause_s=600.0, max_pause_s=600.0)
 SOON = BreakerLimits(max_failures=3, pause_s=0.02, max_pause_s=0.02)
@@ -127,6 +127,23 @@ async def test_sessions_that_fail_in_one_pass_are_one_failure() -> None:
         assert (made.states(), made.pool.failures) == ({"closed": 1}, {FailureCause.FAILED: 1})
 
 
+async def test_sessions_that_wait_behind_one_long_pass_are_one_failure() -> None:
+    async with world(1, FOR_LONG) as made:
+        link = made.pool._members[made.addresses[0]].link
+        names = [f"s{number}" for number in range(5)]
+        for name in names:
+            link.attach(name, Port())
+            link.send(verify(1, name))
+        for name in names:
+            link.detach(name, 1, silent=True)
+        assert (made.states(), made.pool.failures) == ({"closed": 1}, {FailureCause.SILENT: 1})
+        # Who asks after that and is not answered either tells of another one.
+        link.attach("later", Port())
+        link.send(verify(1, "later"))
+        link.detach("later", 1, silent=True)
+        assert made.pool.failures == {FailureCause.SILENT: 2}
+
+
 async def test_a_stream_that_breaks_again_and_again_before_anything_is_done() -> None:
     async with world(2, FOR_LONG) as made:
         link = made.pool._members[made.addresses[0]].link
@@ -159,12 +176,13 @@ async def test_one_that_is_away_for_long_is_tried_by_one_session_when_it_is_back
         assert await made.found() == again
 
 
-async def test_sessions_that_leave_it_for_its_silence_open_it() -> None:
+async def test_sessions_that_leave_it_for_its_silence_one_after_the_other_open_it() -> None:
     async with world(2, FOR_LONG) as made:
         link = made.pool._members[made.addresses[0]].link
         for number in range(3):
             assert made.states() == {"closed": 2}
             link.attach(f"silent{number}", Port())
+            link.send(verify(1, f"silent{number}"))
             link.detach(f"silent{number}", 1, silent=True)
         assert made.pool.failures == {FailureCause.SILENT: 3}
         assert made.states() == {"open": 1, "closed": 1}

@@ -30,7 +30,7 @@ class FailureCause(Enum):
     UNREACHABLE = "unreachable"
     """It was there before, and another try to connect came to nothing."""
     SILENT = "silent"
-    """A session has left it because it owed an answer for too long."""
+    """Sessions have left it because it owed answers for too long; all that were owed at one time are one silence."""
     FAILED = "failed"
     """It answered that it could not, for a reason of its own: an internal error, or one of its model."""
 

@@ -5,7 +5,7 @@
 * The outbox is bounded by count and bytes; whatever has gathered during one turn of the event loop is one frame.
 * Reader and writer are separate tasks, and the reader never waits for a session: answers are never refused.
 * A stream begins with the replica's boot_id. A new one means that it has lost all sessions; the sessions are told.
-* Who waits for an answer is remembered, so that a replica that says nothing to anybody can be told from an idle one.
+* `owed_answers.py` knows who waits for an answer.
 * A broken link is mended with growing, jittered pauses. Sessions stay attached and are told of both.
 * A replica that leaves the pool keeps its sessions while the stream lives. When it breaks they are told not to wait.
 
@@ -27,7 +27,7 @@ from typing import Any
 import grpc.aio
 
 from paceline.errors import CapacityExceeded, Failure, InvalidArgument, ModelError, PacelineError, Unavailable
-from paceline.messages import Close, Drafted, Failed, Hello, ModelInfo, Open, Opened, Verified
+from paceline.messages import Close, Drafted, Failed, Hello, ModelInfo, Opened, Verified
 from paceline.runtime.grpc_client import DEFAULT_MAX_MESSAGE_BYTES, ClientTls, open_channel
 from paceline.runtime.grpc_errors import error_from_rpc
 from paceline.runtime.outbox import Outbox
@@ -37,6 +37,7 @@ from paceline_gateway.commands import LinkBack, LinkLost, ReplicaCommand, Replic
 from paceline_gateway.effects import Replica
 from paceline_gateway.fitness import Check
 from paceline_gateway.link_codec import LinkCodec
+from paceline_gateway.owed_answers import OwedAnswers
 
 logger = logging.getLogger(__name__)
 
@@ -124,10 +125,7 @@ class Link:
         self._outbox = Outbox(min(self._limits.frame_bytes, max_message_bytes // 2))
         self._boot_id = ""
         self._owed_closes: dict[str, Close] = {}
-        self._unanswered: dict[str, float] = {}
-        self._heard_at = 0.0
-        self._nothing_owed = asyncio.Event()
-        self._nothing_owed.set()
+        self._owed = OwedAnswers()
         self._turned_away_at: float | None = None
         self._leaving = False
         self._ending = asyncio.Event()
@@ -145,11 +143,7 @@ class Link:
     @property
     def silent_s(self) -> float:
         """How long the replica has said nothing although an answer is owed, in seconds; 0 while none is."""
-        try:
-            oldest = next(iter(self._unanswered.values()), None)
-        except RuntimeError:  # the thread of the metrics asks too, and the event loop has just changed the dict
-            return 0.0
-        return 0.0 if oldest is None else time.monotonic() - max(oldest, self._heard_at)
+        return self._owed.silent_s(time.monotonic())
 
     @property
     def turns_away(self) -> bool:
@@ -188,11 +182,12 @@ class Link:
         """
         if self._ports.pop(session, None) is None:
             return
-        if silent:
+        now = time.monotonic()
+        if silent and self._owed.is_another_silence(session, now):
             self._judge(FailureCause.SILENT)
         close = Close(session, epoch)
         if self.up:
-            self._owe(session)
+            self._owed.sent(close, now)
             self._outbox.put(self._codec.command_to_pb(close))
         elif len(self._owed_closes) < _MAX_OWED_CLOSES:
             self._owed_closes[session] = close
@@ -206,11 +201,6 @@ class Link:
     def _tell_if_deserted(self) -> None:
         if self._leaving and not self._ports:
             self._changed(self.address)
-
-    def _owe(self, session: str) -> None:
-        """The replica owes the session an answer."""
-        self._unanswered.setdefault(session, time.monotonic())
-        self._nothing_owed.clear()
 
     def send(self, command: ReplicaCommand) -> None:
         """Queues a command; a broken link forgets it, since the session says it again when the link is back.
@@ -236,8 +226,7 @@ class Link:
                 field="prompt",
             )
         waiting.put(message, size_bytes)
-        if not isinstance(command, Open):
-            self._owe(command.session)
+        self._owed.sent(command, time.monotonic())
 
     # --- the owner task -----------------------------------------------------------------------------------------------
 
@@ -250,7 +239,7 @@ class Link:
                 # A session whose close is not heard there would hold up a replica that waits for its last one.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_GOODBYE_S):
-                        await self._nothing_owed.wait()
+                        await self._owed.wait_none()
                 mending.cancel()
         finally:
             self._down(LinkState.DOWN, "it has left" if self._leaving else "the gateway is shutting down")
@@ -354,8 +343,7 @@ class Link:
         news = (state, trouble) != (self.state, self.trouble)
         self.state, self.trouble = state, trouble
         self._outbox.clear()
-        self._unanswered.clear()
-        self._nothing_owed.set()
+        self._owed.clear()
         if news:
             unusual = (was_up and not self._leaving) or state is LinkState.REFUSED
             logger.log(
@@ -371,7 +359,8 @@ class Link:
             self._changed(self.address)
 
     def _deliver(self, messages: list[Any]) -> None:
-        self._heard_at = time.monotonic()
+        now = time.monotonic()
+        self._owed.heard(now)
         worked = failed = False
         for message in messages:
             event: ReplicaEvent | None
@@ -384,15 +373,13 @@ class Link:
             if event is None or isinstance(event, Hello):
                 continue
             if not isinstance(event, Opened):
-                self._unanswered.pop(event.session, None)
-                if not self._unanswered:
-                    self._nothing_owed.set()
+                self._owed.answered(event, now)
             if isinstance(event, Verified | Drafted):
                 worked = True
             elif isinstance(event, Failed):
                 failed = failed or event.failure.code in _OWN_FAULTS
                 if event.command_id == 0 and event.failure.code == Unavailable.code:
-                    self._turned_away_at = time.monotonic()
+                    self._turned_away_at = now
             port = self._ports.get(event.session)
             if port is not None:
                 port.tell(Said(self._codec.lane, self, event))

@@ -14,6 +14,7 @@ from paceline.drafting.checkpoints.target_facts import read_target_facts
 from paceline.errors import InvalidArgument
 from paceline.model_source import resolve
 from paceline.text.tokenizer import Tokenizer
+from paceline.training.report import held_out_acceptance
 
 DEFAULT_MIN_ACCEPTANCE = 0.2
 """Heads that were read wrongly stay far below, heads that were trained a little come far above."""
@@ -64,6 +65,7 @@ class DrafterReport:
         judged: blocks that reached each position.
         accepted_per_position: share of them that were accepted up to there.
         tokens_per_pass: of the target.
+        held_out: the same shares on answers that were held out when it was trained; empty where its folder has none.
         advice: what to look at; empty when nothing is to be done.
     """
 
@@ -75,6 +77,7 @@ class DrafterReport:
     judged: tuple[int, ...] = ()
     accepted_per_position: tuple[float, ...] = ()
     tokens_per_pass: float = 0.0
+    held_out: tuple[float, ...] = ()
     advice: str = ""
 
 
@@ -110,6 +113,7 @@ def run_drafter_check(options: DrafterCheckOptions, *, json_output: bool) -> int
         method=loaded.method,
         sizes=loaded.sizes,
         weights_bytes=pair.recorder.weights_bytes,
+        held_out=held_out_acceptance(loaded.folder),
     )
     report = judge(start, found, options.min_acceptance)
     if json_output:
@@ -129,6 +133,11 @@ def judge(report: DrafterReport, found: SmokeAcceptance, min_acceptance: float) 
     elif not healthy:
         advice = f"{rates[0]:.0%} of first drafts are accepted, at least {min_acceptance:.0%} should be: "
         advice += _ADVICE[report.method]
+        if report.held_out and report.held_out[0] >= min_acceptance:
+            advice += (
+                f" When it was trained {report.held_out[0]:.0%} of held-out ones were: here are the beginnings of a "
+                "few answers to other prompts, which are harder; `paceline bench methods` measures more of them"
+            )
     return replace(
         report,
         healthy=healthy,
@@ -141,9 +150,11 @@ def judge(report: DrafterReport, found: SmokeAcceptance, min_acceptance: float) 
 
 def _print(report: DrafterReport) -> None:
     table = Table("position", "blocks that reached it", "accepted up to it")
-    shares = zip(report.judged, report.accepted_per_position, strict=True)
-    for position, (judged, share) in enumerate(shares, start=1):
-        table.add_row(str(position), str(judged), f"{share:.0%}")
+    if report.held_out:
+        table.add_column("held out in training")
+    held_out = [f"{share:.0%}" for share in report.held_out]
+    for index, (judged, share) in enumerate(zip(report.judged, report.accepted_per_position, strict=True)):
+        table.add_row(str(index + 1), str(judged), f"{share:.0%}", *held_out[index : index + 1])
     console = out()
     console.print(table)
     memory = f"{report.weights_bytes / 1e6:.1f} MB of weights beside the target's"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -117,6 +118,15 @@ def plain_options(options: Any) -> dict[str, Any]:
     for name in ("target", "data", "out", "restart", "cache_dir", "cache_gb"):
         content.pop(name, None)
     return {name: value.value if isinstance(value, Enum) else value for name, value in content.items()}
+
+
+def held_out_acceptance(folder: Path) -> tuple[float, ...]:
+    """Share of held-out places at which drafts 0 to i were accepted when a checkpoint was trained; empty if unknown."""
+    try:
+        best = json.loads((folder / PROVENANCE_FILE).read_text(encoding="utf-8"))["best"]
+        return tuple(float(share) for share in best["at_least"])
+    except (OSError, ValueError, TypeError, LookupError):
+        return ()
 
 
 def write_provenance(folder: Path, provenance: Provenance) -> None:

@@ -118,6 +118,27 @@ def test_the_verdict(first: float | None, healthy: bool, advice: str) -> None:
     assert advice in report.advice
 
 
+@pytest.mark.parametrize(("held_out", "told"), [((0.264, 0.08), True), ((0.1, 0.0), False), ((), False)])
+def test_a_head_that_was_better_in_training_is_told_of_that(held_out: tuple[float, ...], told: bool) -> None:
+    blank = DrafterReport(False, "layerskip-adapter", "layerskip", "", 0, held_out=held_out)
+    report = judge(blank, SmokeAcceptance((100,), (12,), 10, 8), 0.2)
+    assert not report.healthy
+    assert ("When it was trained 26% of held-out ones were" in report.advice) == told
+
+
+@pytest.mark.usefixtures("sizes")
+def test_what_was_measured_in_training_stands_beside_it(tiny_llama: Path, tmp_path: Path) -> None:
+    folder = samples.medusa_v2().write(tmp_path)
+    (folder / "provenance.json").write_text('{"best": {"at_least": [0.264, 0.08, 0.02, 0.01]}}')
+    arguments = ["doctor", "--drafter", str(folder), "--target", str(tiny_llama), "--min-acceptance", "0"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "held out in training" in result.stdout
+    assert "26%" in result.stdout
+    (folder / "provenance.json").write_text('{"best": null}')
+    assert "held out" not in CliRunner().invoke(app, arguments).stdout
+
+
 def test_a_trimmed_vocabulary_is_checked_and_told(tiny_llama: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_llama, tmp_path / "drafter"))
     write_draft_vocabulary(folder, torch.arange(VOCAB))

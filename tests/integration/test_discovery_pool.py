@@ -20,7 +20,8 @@ from paceline.runtime.supervisor import Supervisor
 from tests.integration.fake_verifier import FakeVerifier, fake_verifier
 from tests.integration.fleet import until
 from tests.integration.node import free_port
-from tests.integration.test_gateway_links import INFO, Port, check_verifiers, find
+from tests.integration.test_gateway_links import INFO, Port, check_verifiers
+from tests.integration.test_gateway_pool import find
 
 
 class ToldByTheTest:

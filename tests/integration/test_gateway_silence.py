@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from paceline_gateway.breaker import BreakerState
 
 from paceline.engine.runner import SequencePass
 from paceline.runtime.replica_actor import ActorLimits
@@ -81,14 +82,15 @@ async def test_new_streams_avoid_a_frozen_verifier_until_it_answers(tmp_path: Pa
         frozen, other = fleet.verifiers
         await finished_elsewhere(fleet)
         passes = len(other.model.passes)
-        assert fleet.verifier_pool.is_silent(frozen.address)
+        # One failure opens no breaker: it is the answer that it owes.
+        assert fleet.verifier_pool.breakers[BreakerState.OPEN] == 1
         run = await finished_elsewhere(fleet)
         assert run.evidence.target_passes == len(other.model.passes) - passes  # it did everything
         assert not frozen.model.passes
         assert isinstance(frozen.model, FreezingRunner)
         frozen.model.gate.set()
         await until(lambda: frozen.num_sessions == 0)
-        await until(lambda: fleet.verifier_pool.is_silent(frozen.address) is False)
+        await until(lambda: fleet.verifier_pool.breakers[BreakerState.OPEN] == 0)
         run = await generate(client, request_of(fleet))
         assert (run.tokens, run.evidence.verifier) == (EXPECTED, frozen.address)
 

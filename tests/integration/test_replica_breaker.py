@@ -24,7 +24,8 @@ from tests.fakes.toy_runner import hash_law
 from tests.integration.fake_verifier import FakeVerifier, fake_verifier
 from tests.integration.fleet import VOCAB, Fleet, generate, plain_tokens, target_law, until
 from tests.integration.scraping import scrape
-from tests.integration.test_gateway_links import INFO, Port, check_verifiers, find, verify
+from tests.integration.test_gateway_links import INFO, Port, check_verifiers, verify
+from tests.integration.test_gateway_pool import find
 
 FOR_LONG = BreakerLimits(max_failures=3, pause_s=600.0, max_pause_s=600.0)
 SOON = BreakerLimits(max_failures=3, pause_s=0.02, max_pause_s=0.02)
@@ -210,6 +211,16 @@ async def test_after_the_pause_one_session_tries_and_work_done_closes_it() -> No
         assert made.states() == {"closed": 2}
         loads = made.pool.loads
         assert (await made.found() == bad) == (loads[bad] <= loads[good])
+
+
+async def test_a_session_that_has_ended_meanwhile_is_no_try() -> None:
+    async with world(1, FOR_LONG, Lane.DRAFTER) as made:
+        await made.fails(0, 3)
+        made.pause_over(0)
+        gone = Port(gone=True)
+        made.pool.tell(find("gone", gone))
+        await until(lambda: bool(gone.told))
+        assert await made.found() == made.addresses[0]
 
 
 async def test_a_verifier_is_asked_all_the_same_if_there_is_no_other() -> None:

@@ -41,6 +41,7 @@ from paceline_gateway.commands import (
     WithdrawFind,
 )
 from paceline_gateway.discovery.endpoint import Discovery, Endpoint
+from paceline_gateway.effects import Replica
 from paceline_gateway.fitness import Check
 from paceline_gateway.link_codec import LinkCodec
 from paceline_gateway.links import Link, LinkState
@@ -183,12 +184,8 @@ class Pool:
         """Sessions attached, by address."""
         return {address: member.link.num_sessions for address, member in self._members.items()}
 
-    def is_silent(self, address: str) -> bool:
-        """Whether the replica has owed an answer, and said nothing to anybody, for too long."""
-        member = self._members.get(address)
-        return member is not None and self._is_silent(member)
-
     def _is_silent(self, member: _Member) -> bool:
+        """Whether the replica has owed an answer, and said nothing to anybody, for too long."""
         return member.link.silent_s > self._silence_s
 
     @property
@@ -227,9 +224,10 @@ class Pool:
     def _handle(self, command: PoolCommand) -> None:
         match command:
             case FindReplica():
-                if not self._serve(command):
+                there = self._candidates()
+                if not self._serve(command, there):
                     self._finds[command.session] = command
-                    self._plan_to_look_again()
+                    self._plan_to_look_again(there)
             case WithdrawFind():
                 self._finds.pop(command.session, None)
             case EndpointsPresent(endpoints):
@@ -250,16 +248,17 @@ class Pool:
         self._serve_waiting()
 
     def _serve_waiting(self) -> None:
+        there = self._candidates()
         for find in list(self._finds.values()):
-            if self._serve(find):
+            if self._serve(find, there):
                 del self._finds[find.session]
-        self._plan_to_look_again()
+        self._plan_to_look_again(there)
 
-    def _plan_to_look_again(self) -> None:
+    def _plan_to_look_again(self, there: dict[str, Candidate]) -> None:
         """Nobody tells when a pause is over."""
         if not self._finds or self._look_again is not None:
             return
-        if all(candidate.works for candidate in self._candidates()):
+        if all(candidate.works for candidate in there.values()):
             return
 
         def look() -> None:
@@ -300,34 +299,45 @@ class Pool:
 
     # --- who gets which -----------------------------------------------------------------------------------------------
 
-    def _serve(self, find: FindReplica) -> bool:
-        """Attaches the session to the best replica; says whether there is one."""
-        chosen = choose(self._codec.lane, find, self._candidates(), self._prefixes)
+    def _serve(self, find: FindReplica, there: dict[str, Candidate]) -> bool:
+        """Attaches the session to the best replica; says whether nothing is to be found for it any more.
+
+        Args:
+            find: what it needs.
+            there: who can have it, by address; the one that gets it is seen anew.
+        """
+        chosen = choose(self._codec.lane, find, there.values(), self._prefixes)
         if chosen is None:
             return False
-        member = self._members[chosen.replica.address]
-        link = member.link
-        member.breaker.admitted(time.monotonic())
-        self._prefixes.given(find.prefixes, link.address)
-        link.attach(find.session, find.port)
-        if not find.port.tell(Found(self._codec.lane, find.find_id, chosen.replica, link)):
-            link.forget(find.session)
+        replica = chosen.replica
+        member = self._members[replica.address]
+        member.link.attach(find.session, find.port)
+        if not find.port.tell(Found(self._codec.lane, find.find_id, replica, member.link)):
+            member.link.forget(find.session)  # it has ended meanwhile: the replica has got nothing to do
+            return True
+        now = time.monotonic()
+        member.breaker.admitted(now)
+        self._prefixes.given(find.prefixes, replica.address)
+        there[replica.address] = self._candidate(member, replica, now)
         return True
 
-    def _candidates(self) -> list[Candidate]:
-        """Replicas that take sessions and can be reached."""
+    def _candidates(self) -> dict[str, Candidate]:
+        """Replicas that take sessions and can be reached, by address."""
         now = time.monotonic()
-        return [
-            Candidate(
-                replica,
-                member.link.num_sessions,
-                turns_away=member.link.turns_away,
-                works=member.breaker.admits(now) and not self._is_silent(member),
-                on_trial=member.breaker.state(now) is BreakerState.HALF_OPEN,
-            )
-            for member in self._members.values()
+        return {
+            address: self._candidate(member, replica, now)
+            for address, member in self._members.items()
             if member.takes_sessions and (replica := member.link.replica) is not None
-        ]
+        }
+
+    def _candidate(self, member: _Member, replica: Replica, now: float) -> Candidate:
+        return Candidate(
+            replica,
+            member.link.num_sessions,
+            turns_away=member.link.turns_away,
+            works=member.breaker.admits(now) and not self._is_silent(member),
+            on_trial=member.breaker.state(now) is BreakerState.HALF_OPEN,
+        )
 
     def _publish(self) -> None:
         members = self._members.values()

@@ -14,7 +14,7 @@ at all, since a session can do without.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from paceline.token_log import TokenLog
@@ -54,7 +54,7 @@ class Candidate:
         return 0 < self.replica.info.max_sessions <= self.num_sessions
 
 
-def choose(lane: Lane, find: FindReplica, there: Sequence[Candidate], prefixes: PrefixTable) -> Candidate | None:
+def choose(lane: Lane, find: FindReplica, there: Collection[Candidate], prefixes: PrefixTable) -> Candidate | None:
     """The best replica for a session; None if there is none for it.
 
     Args:

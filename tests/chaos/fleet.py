@@ -265,6 +265,16 @@ class ChaosFleet:
         found = {member.name: member.pid for member in self.members.values() if member.pid}
         return {**found, "proxy": self._proxy.pid} if self._proxy.pid else found
 
+    def working(self) -> Mapping[str, int]:
+        """Those of `pids` that serve, and that nothing keeps from it."""
+        cut_off = {name for pair in self.cuts for name in pair}
+        idle = {
+            member.name
+            for member in self.members.values()
+            if not member.up or self.frozen.get(member.name) == member.pid or member.name in cut_off
+        }
+        return {name: pid for name, pid in self.pids().items() if name not in idle}
+
     def strangers(self) -> list[str]:
         """Children of this process that are none of the fleet's."""
         known = set(self.pids().values())

@@ -1,9 +1,10 @@
-"""Oracle 5: when nobody is served any more, nothing of anybody is left, and no process has grown.
+"""Oracle 5: when nobody is served any more, nothing of anybody is left.
 
 gateways    permits, session actors, sessions attached to replicas: 0
 replicas    sessions, commands, key/value rows: 0; a stream of each gateway and no more
 Redis       no key without an expiry, none of a generation that runs
-processes   memory and open files as before the storm; nobody else's child
+
+What processes themselves take is judged in `growth`.
 """
 
 from __future__ import annotations
@@ -11,10 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 import urllib.request
-from collections.abc import Mapping
-from dataclasses import dataclass
 
-import psutil
 import redis
 
 from tests.chaos.fleet import SESSION_TTL_S, ChaosFleet
@@ -23,10 +21,6 @@ from tests.integration.scraping import Scrape
 
 IDLE_TIMEOUT_S = 40.0
 """Orphans of a replica live for 10 s, a record is repaired for 10 s, and a dead connection is noticed after 30 s."""
-MORE_FILES = 40
-"""Connections to Redis are kept, as many as were needed at once."""
-MORE_BYTES = 32 * 2**20
-"""With a seventh: allocators and kernels of a young process still grow."""
 _POLL_S = 0.25
 _ZERO = {
     Kind.GATEWAY: (
@@ -44,39 +38,6 @@ _ZERO = {
     ),
 }
 _ZERO[Kind.DRAFTER] = _ZERO[Kind.VERIFIER]
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """What a process takes.
-
-    Attributes:
-        files: open file descriptors.
-        memory_bytes: resident memory.
-    """
-
-    files: int
-    memory_bytes: int
-
-
-def sizes(fleet: ChaosFleet) -> dict[str, Size]:
-    """What each process takes now, the one that runs the clients included."""
-    found = {}
-    for name, process in [*((name, psutil.Process(pid)) for name, pid in fleet.pids().items()), ("", psutil.Process())]:
-        found[name or "clients"] = Size(process.num_fds(), process.memory_info().rss)
-    return found
-
-
-def growth(before: Mapping[str, Size], after: Mapping[str, Size]) -> list[str]:
-    """Processes that hold more than a moment of work can leave behind."""
-    grown = []
-    for name, then in before.items():
-        now = after.get(name, Size(0, 0))
-        if now.files > then.files + MORE_FILES:
-            grown.append(f"{name} has {now.files} open files, and had {then.files}")
-        if now.memory_bytes > then.memory_bytes * 1.15 + MORE_BYTES:
-            grown.append(f"{name} takes {now.memory_bytes >> 20} MiB, and took {then.memory_bytes >> 20}")
-    return grown
 
 
 def fetch(address: str, timeout_s: float = 10.0) -> str:

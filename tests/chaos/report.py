@@ -33,6 +33,7 @@ class ChaosReport:
         median_gap_s: of the longest gaps of all those streams.
         blackout_s: time in which no verifier could be used.
         idle_after_s: after the last stream, until nothing was left of anybody.
+        memory_mib: of each process, once it had warmed up and after the faults.
         faults: what is wrong; empty if nothing is.
     """
 
@@ -56,6 +57,7 @@ class ChaosReport:
     median_gap_s: float
     blackout_s: float
     idle_after_s: float
+    memory_mib: Mapping[str, tuple[int, int]]
     faults: tuple[str, ...]
 
     @property
@@ -79,6 +81,8 @@ class ChaosReport:
             f"{self.median_gap_s:.1f} s; no verifier for {self.blackout_s:.1f} s; everything free "
             f"{self.idle_after_s:.1f} s after the last stream"
         )
+        grown = ", ".join(f"{name} {warm} -> {now}" for name, (warm, now) in self.memory_mib.items())
+        yield f"MiB of memory, warm and after the faults: {grown}"
         yield from (f"FAULT: {fault}" for fault in self.faults)
         yield "passed" if self.passed else f"FAILED: {len(self.faults)} faults"
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from tests.chaos.counters import MOVES, Counters
 from tests.chaos.faults import Tormentor
 from tests.chaos.fleet import ChaosFleet, FleetSize
+from tests.chaos.growth import Growth
 from tests.chaos.member import Kind
 from tests.chaos.models import ChaosModels
 from tests.chaos.oracle import Oracle
-from tests.chaos.quiescence import growth, leftover_keys, sizes, until_idle
+from tests.chaos.quiescence import leftover_keys, until_idle
 from tests.chaos.report import ChaosReport, tally_faults
 from tests.chaos.schedule import DECK, FaultKind, draw_faults
 from tests.chaos.streams import STREAM_TIMEOUT_S, Load, Reading
@@ -44,7 +45,7 @@ class ChaosOptions:
         mean_gap_s: between two faults.
         longest_fault_s: most time that a freeze or a cut lasts.
         longest_turn: most tokens of a generation.
-        warm_up_s: of undisturbed load before; what processes take is measured after it.
+        warm_up_s: of undisturbed load before.
         blackout: afterwards kill all verifiers for longer than impatient clients wait, who get typed errors and resume.
         verbose: print each fault as it comes.
     """
@@ -72,6 +73,7 @@ class ChaosRun:
     Attributes:
         loads: one for each phase.
         faults: what is wrong.
+        memory_mib: of each process, warm and after the faults, as far as its life is long enough.
         idle_after_s: after the last stream of the tormented phase, until nothing was left of anybody.
     """
 
@@ -80,6 +82,8 @@ class ChaosRun:
         self._fleet = fleet
         self.tormentor = Tormentor(fleet)
         self.counters = Counters(fleet)
+        self.growth = Growth()
+        self.memory_mib: dict[str, tuple[int, int]] = {}
         self.loads: list[Load] = []
         self.faults: list[str] = []
         self.idle_after_s = 0.0
@@ -92,17 +96,20 @@ class ChaosRun:
     async def do(self) -> None:
         """All phases: warming up, torment, blackout, and the end of the fleet."""
         options, fleet = self._options, self._fleet
-        await self._phase("before any fault", asyncio.sleep(options.warm_up_s))
-        before = sizes(fleet)
-        counting = asyncio.create_task(self.counters.run(), name="counters")
+        watching = [
+            asyncio.create_task(self.growth.watch(fleet), name="growth"),
+            asyncio.create_task(self.counters.run(), name="counters"),
+        ]
         try:
+            await self._phase("before any fault", asyncio.sleep(options.warm_up_s))
             await self._phase("after the faults", self._torment())
+            self.memory_mib = self.growth.memory_mib()
             if options.blackout:
                 dark = self.tormentor.blackout(BLACKOUT_S)
                 await self._phase("after the blackout", dark, deadline_s=IMPATIENT_S)
         finally:
-            counting.cancel()
-        self.faults += growth(before, sizes(fleet))
+            for task in watching:
+                task.cancel()
         self.faults += [f"a process is left: {line}" for line in fleet.strangers()]
         self.faults += leftover_keys(fleet.redis_url)
         self.faults += await fleet.stop()
@@ -131,6 +138,7 @@ class ChaosRun:
         ended_at = time.monotonic()
         self.faults += [f"{name}: {line}" for line in await until_idle(self._fleet)]
         self.idle_after_s = time.monotonic() - ended_at
+        self.faults += [f"{name}: {line}" for line in self.growth.complaints()]
 
     async def _torment(self) -> None:
         options = self._options
@@ -186,6 +194,7 @@ async def run(options: ChaosOptions, folder: Path) -> ChaosReport:
         median_gap_s=statistics.median(gaps),
         blackout_s=fleet.blackouts.total_s,
         idle_after_s=done.idle_after_s,
+        memory_mib=done.memory_mib,
         faults=(*faults, *oracle.faults, *tally_faults(oracle.tally)),
     )
 

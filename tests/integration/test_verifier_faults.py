@@ -31,14 +31,7 @@ from paceline.runtime.replica_actor import ActorLimits
 from paceline.speculation.tree import DraftTree
 from paceline.v1 import verifier_pb2, verifier_pb2_grpc
 from tests.fakes.toy_runner import ToyRunner, cycle_law, poisoned_law
-from tests.integration.replicas import (
-    GatedRunner,
-    Link,
-    VerifierReplica,
-    Writer,
-    verifier_replica,
-    wait_for,
-)
+from tests.integration.replicas import GatedRunner, Link, VerifierReplica, Writer, verifier_replica, wait_for
 
 CYCLE = (3, 5, 7, 11, 13)
 PROMPT = (1, 2, 4)

@@ -84,6 +84,7 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, DraftStep]):
         self._foresight = Foresight(method, num_outcomes)
         self._sessions: dict[str, DraftSession] = {}
         self._due: dict[str, RunningDraft] = {}
+        self._uncounted: list[Drafted] = []
         registry = self.meter.registry
         self._num_drafts = CounterTallies(registry, "paceline_drafts", "Drafts that were answered.", ["method"])
         self._num_draft_tokens = CounterTallies(
@@ -261,13 +262,19 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, DraftStep]):
         session.running = None
         self._due.pop(running.command.session, None)
         session.answer = answer = self._drafted(running)
-        method = answer.method if answer.block.tokens else NOBODY
-        self._num_drafts.labels(method).inc()
-        self._num_draft_tokens.labels(method).inc(answer.block.num_draft_tokens)
-        self.meter.answered(answer.timing.queue_us)
+        self._uncounted.append(answer)
         stream = self.routes.stream_of(running.command.session)
         if stream is not None:
-            stream.send(session.answer)
+            stream.send(answer)
+
+    def count_answers(self) -> None:
+        """Counts drafts by method."""
+        for answer in self._uncounted:
+            method = answer.method if answer.block.tokens else NOBODY
+            self._num_drafts.labels(method).inc()
+            self._num_draft_tokens.labels(method).inc(answer.block.num_draft_tokens)
+            self.meter.answered(answer.timing.queue_us)
+        self._uncounted.clear()
 
     def _drafted(self, running: RunningDraft) -> Drafted:
         command, job = running.command, running.job

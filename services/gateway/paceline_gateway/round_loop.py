@@ -93,6 +93,10 @@ class RoundLoop:
         self.evidence.wasted_draft_tokens = self.drafter.book.num_wasted_tokens
         return self.evidence.report(now, self.verifier.attachment.address, self.drafter.attachment.address)
 
+    def learn(self) -> None:
+        """Takes in what past rounds teach; to be called when what they decided has been sent."""
+        self._governor.learn()
+
     # --- what happens -------------------------------------------------------------------------------------------------
 
     def start(self, now: float) -> None:

@@ -95,6 +95,7 @@ class SessionActor:
         self._relay = FeatureRelay(plan.session, plan.epoch, self)
         self._rounds_begun = False
         self._sent = False
+        self._to_note: list[Commit | Measured] = []
         self._full_since: float | None = None
         self._timer = SessionTimer(loop, lambda: self.tell(Tick()))
 
@@ -267,6 +268,8 @@ class SessionActor:
     def _settle(self) -> None:
         """Moves tokens on, and sets the timer anew."""
         now = self._clock()
+        self._note()
+        self._loop.learn()
         self._outlet.settle(now, lambda: self._loop.report(now))
         if self._outlet.started and not self._rounds_begun:
             self._rounds_begun = True
@@ -301,7 +304,16 @@ class SessionActor:
     def _carry_out_all(self) -> None:
         while effects := self._loop.take_effects():
             for effect in effects:
-                self._carry_out(effect)
+                if isinstance(effect, Commit | Measured):
+                    self._to_note.append(effect)  # a replica waits for what else there is
+                else:
+                    self._carry_out(effect)
+
+    def _note(self) -> None:
+        """Takes tokens to the record and figures to the metrics."""
+        for effect in self._to_note:
+            self._carry_out(effect)
+        self._to_note.clear()
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -318,8 +330,10 @@ class SessionActor:
             case Fetch(rows):
                 self._fetch(rows)
             case Finish():
+                self._note()
                 self._outlet.finish(effect)
             case Fail(error):
+                self._note()
                 self._outlet.fail(error)
 
     def _send(self, lane: Lane, command: ReplicaCommand) -> None:

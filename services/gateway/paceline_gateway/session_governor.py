@@ -3,12 +3,16 @@
 The governor decides for one round after another; here is what it is told and when. A round's decision is made when it
 is first asked for, and holds until the verdict. A verifier that drafts by itself is told a round ahead how deep
 to draft, so there the next decision is made when a block is sent.
+
+What has happened is learnt when there is time, while replicas work: they wait for the next block, and nobody waits for
+what it teaches. Only where the size is to be chosen it is learnt before that.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from paceline.messages import Timing
@@ -86,6 +90,7 @@ class SessionGovernor:
         self._wait_s = 0.0
         self._verdict_at: float | None = None
         self._changes_told = 0
+        self._lessons: list[Callable[[], None]] = []
 
     def served_by(self, verifier: str, drafter: str, gather_window_s: float) -> None:
         """The session has these replicas from now on.
@@ -95,6 +100,7 @@ class SessionGovernor:
             drafter: the same; empty too where the verifier drafts by itself.
             gather_window_s: longest wait of the verifier's passes for sessions that will soon be back.
         """
+        self.learn()
         self._pair = self._times.pair(verifier, drafter, self._method, gather_window_s)
         self._next = None
         self._verdict_at = None
@@ -117,6 +123,8 @@ class SessionGovernor:
         return self._next
 
     def _ask(self, room: Room) -> Decision:
+        if self._pinned is None:
+            self.learn()
         if self._governor is None:
             self._governor = Governor(self._pair, self._pinned)
         return self._governor.decide(room)
@@ -137,12 +145,16 @@ class SessionGovernor:
 
     def drafted(self, answer: Answer) -> None:
         """The drafter has answered."""
+        self._lessons.append(partial(self._learn_draft, answer))
+
+    def _learn_draft(self, answer: Answer) -> None:
         drafter = self._pair.drafter
         if drafter is not None and answer.took_s is not None and (answer.depth or answer.found_nothing):
             drafter.observe(answer.depth, _draft_times(answer.took_s, answer.timing))
 
     def ended(self) -> None:
         """The generation has ended."""
+        self.learn()
         if self._governor is not None:
             self._governor.end()
 
@@ -162,24 +174,35 @@ class SessionGovernor:
         wait_s, self._wait_s = self._wait_s, 0.0
         if verdict.reading:
             return decision  # a prompt, or everything anew: such a pass tells nothing of the next one
-        block = verdict.block
-        times = _pass_times(verdict, wait_s, None if begun_at is None else now - begun_at)
-        if self._governor is None:
-            self._pair.verifier.observe(times, block.num_draft_tokens)
-            return decision
-        self._governor.observe(
-            RoundOutcome(
-                decision=decision,
-                times=times,
-                asked=asked and decision.max_depth > 0,
-                num_draft_tokens=block.num_draft_tokens,
-                depth=block.max_depth,
-                accepted_path=verdict.event.accepted_path,
-                branched=self._branched,
-                at=now,
+        branched = self._branched
+
+        def learn_round() -> None:
+            block = verdict.block
+            times = _pass_times(verdict, wait_s, None if begun_at is None else now - begun_at)
+            if self._governor is None:
+                self._pair.verifier.observe(times, block.num_draft_tokens)
+                return
+            self._governor.observe(
+                RoundOutcome(
+                    decision=decision,
+                    times=times,
+                    asked=asked and decision.max_depth > 0,
+                    num_draft_tokens=block.num_draft_tokens,
+                    depth=block.max_depth,
+                    accepted_path=verdict.event.accepted_path,
+                    branched=branched,
+                    at=now,
+                )
             )
-        )
+
+        self._lessons.append(learn_round)
         return decision
+
+    def learn(self) -> None:
+        """Takes in what has happened since this was called last."""
+        lessons, self._lessons = self._lessons, []
+        for lesson in lessons:
+            lesson()
 
     def take_changes(self) -> int:
         """How often the size was changed since this was asked last."""

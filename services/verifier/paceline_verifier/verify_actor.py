@@ -96,6 +96,7 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
         super().__init__("verify actor", limits, clock)
         self._engine = engine
         self._sessions: dict[str, _Session] = {}
+        self._uncounted: list[Verified] = []
         self._gather = GatherWindow(gather_window_s, clock)
         self._scheduling = SchedulingCounters(self.meter.registry)
         self._self_drafting = SelfDraftCounters(self.meter.registry)
@@ -133,7 +134,6 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
                 return
         validate_sampling(command.sampling, vocab_size=self._engine.vocab_size)
         opened = self._engine.open(command)
-        self._scheduling.count(self._engine.scheduling)
         if session is not None:
             self._end_running(session, Fenced(f"epoch {command.epoch} has taken the session over", field="epoch"))
         self._sessions[command.session] = _Session(command, command.epoch)
@@ -231,8 +231,6 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
     def pass_done(self, result: list[Verified | Failed]) -> None:
         """Keeps and sends the verdicts; one whose command was taken back or taken over is dropped."""
         now_s = self.clock()
-        self._scheduling.count(self._engine.scheduling)
-        self._self_drafting.count(self._engine.self_drafting)
         for answer in result:
             session = self._sessions.get(answer.session)
             running = None if session is None else session.running
@@ -246,9 +244,17 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
             if isinstance(answer, Verified):
                 answer = _with_arrival(answer, running, now_s)
                 session.last_round, session.answer = answer.round, answer
-                self.meter.answered(answer.timing.queue_us)
-                self._num_tokens.inc(len(answer.tokens))
+                self._uncounted.append(answer)
             self._send(answer)
+
+    def count_answers(self) -> None:
+        """Counts verdicts, and what the engine did for them."""
+        self._scheduling.count(self._engine.scheduling)
+        self._self_drafting.count(self._engine.self_drafting)
+        for answer in self._uncounted:
+            self.meter.answered(answer.timing.queue_us)
+            self._num_tokens.inc(len(answer.tokens))
+        self._uncounted.clear()
 
     def pass_failed(self, error: PacelineError) -> None:
         """Fails every open verify and gives up its session, whose rows nobody can vouch for; the others go on."""

@@ -131,6 +131,9 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
     def pass_done(self, result: ResultT) -> None:
         """Applies what a pass produced."""
 
+    def count_answers(self) -> None:
+        """Counts what was answered since this was called last; by now the answers are on their way."""
+
     @abstractmethod
     def pass_failed(self, error: PacelineError) -> None:
         """A pass raised: answers its sessions and leaves the model in a sound state."""
@@ -274,6 +277,7 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         if self.pass_due() and self.pass_delay_s() <= 0:
             self._checked = False
             await self._passes(model)
+        self.count_answers()
         if not self.num_sessions:
             self.meter.no_sessions()
             self._no_sessions.set()

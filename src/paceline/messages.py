@@ -221,6 +221,9 @@ class Verify:
     `draft_probs` belongs to the rule `ratio`: one per draft of a sampled chain, empty for drafts chosen without chance.
     `next_depth` asks a verifier that drafts by itself for the next round's block, `features_from` one that serves
     features for those of its rows from there on.
+
+    A follow-up comes while the round that it `follows` is judged, and counts on a verdict of exactly its `catch_up`:
+    then it is judged next, without a way to the gateway and back. Any other outcome answers it with `NeedTokens`.
     """
 
     session: str
@@ -233,6 +236,7 @@ class Verify:
     draft_probs: tuple[DraftProbs, ...] = ()
     next_depth: int = 0
     features_from: int | None = None
+    follows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

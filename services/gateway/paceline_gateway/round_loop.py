@@ -248,6 +248,9 @@ class RoundLoop:
             )
         )
         self._measure(now)
+        if verdict.followed:
+            self.evidence.ahead_hits += 1
+            self._tail_was_ready = False
         if committed.finish is not None:
             self._end(now)
             self._effects.append(Finish(committed.finish, committed.stop_string or ""))
@@ -276,6 +279,7 @@ class RoundLoop:
         if self.over:
             return
         if self.verifier.outstanding is not None:
+            self._follow_up(self.verifier.outstanding.block)
             self._draft_ahead(self.verifier.outstanding.block, now)
             return
         if self._held or not self.verifier.idle:
@@ -293,6 +297,23 @@ class RoundLoop:
             self.evidence.first_round_at = now
         self._verify(block, now)
         self._draft_ahead(block.tree, now)
+
+    def _follow_up(self, block: DraftTree) -> None:
+        """Sends the block after the one that is judged, if it is known: the verifier goes on with it at once."""
+        book = self.drafter.book
+        expected = book.tail.main_path[: block.max_depth + 1]
+        hoped_for = block.tokens and len(expected) > block.max_depth and expected[:-1] == block.tokens
+        if not (hoped_for and self.verifier.can_follow_up and self._may_draft_ahead) or self._held:
+            return
+        limit = min(self._block_limit(), self._committer.remaining_tokens - len(expected) - 1)
+        rest = book.tail.below(expected)
+        if limit <= 0 or rest is None:
+            return
+        decision = self._governor.decide_next(self._room(limit))
+        depth = min(limit, decision.max_depth)
+        if 0 < depth <= rest.tree.max_depth:
+            most = min(decision.num_draft_tokens, self.verifier.max_draft_tokens)
+            self.verifier.send_follow_up(rest.top(depth, most), expected)
 
     def _verify(self, block: Tail, now: float) -> None:
         serves = self._wants_drafter and self.verifier.features is not None

@@ -4,6 +4,9 @@ At most one `Verify` is outstanding. It is said again, word for word, after a br
 answers a round that it has answered before from memory. After a move it is another round. Rounds count within the
 session's epoch.
 
+A follow-up may have been sent besides: the block after the outstanding one, for the verdict that is hoped for. If that
+comes, the follow-up is outstanding from then on, and runs already. Whenever something else happens it is forgotten.
+
 A replica that owes an answer for too long, frozen or cut off without a word, is left for another one. If there is no
 other, the session opens again on the same one, each time after a longer wait.
 """
@@ -23,7 +26,7 @@ from paceline.errors import (
 )
 from paceline.messages import Evicted, Failed, FeatureFormat, NeedTokens, Opened, Verified, VerifierEvent, Verify
 from paceline.speculation.tree import DraftTree
-from paceline.token_log import TokenLog
+from paceline.token_log import TokenLog, extend_hash
 from paceline_gateway.attachment import Attachment
 from paceline_gateway.deadlines import earliest
 from paceline_gateway.effects import Effect, Lane, Replica, Send
@@ -48,6 +51,7 @@ class Verdict:
         next_depth: how deep it was asked to; 0 for not at all.
         reading: it had to read all tokens first: those of the prompt, or everything anew.
         gap_s: how long there was no verifier before it; None if none was lost.
+        followed: it is what the follow-up counted on, which so is the next round.
     """
 
     block: DraftTree
@@ -57,6 +61,7 @@ class Verdict:
     next_depth: int = 0
     reading: bool = False
     gap_s: float | None = None
+    followed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,8 @@ class VerifierLane:
         self._lost_at: float | None = None
         self.attachment = Attachment(Lane.VERIFIER, patience.return_window_s, effects)
         self.outstanding: Verify | None = None
+        self.follow_up: Verify | None = None
+        self._followed_round = 0
         self.kv_len = 0
         self.weights_digest = "" if plan.resumption is None else plan.resumption.weights_digest
         """Of the weights that gave the tokens so far; empty as long as there are none."""
@@ -173,6 +180,7 @@ class VerifierLane:
         self._missed_since(now)
         self.attachment.lost(now, gone)
         self._retry_at = None
+        self.follow_up = None
 
     def _missed_since(self, at: float) -> None:
         if self._lost_at is None:
@@ -212,7 +220,7 @@ class VerifierLane:
 
     def end(self) -> None:
         """The session needs no verifier any more."""
-        self.outstanding = None
+        self.outstanding = self.follow_up = None
         self._retry_at = None
         self.attachment.without_since = None
         self.attachment.end()
@@ -243,7 +251,41 @@ class VerifierLane:
         )
         self._repeat(now)
 
+    @property
+    def can_follow_up(self) -> bool:
+        """Whether the block after the outstanding one may be sent; once for each."""
+        command = self.outstanding
+        return (
+            command is not None and command.round > self._followed_round and self.attachment.live and not self._reading
+        )
+
+    def send_follow_up(self, block: Tail, expected: tuple[int, ...]) -> None:
+        """Sends the block after the outstanding one; only while `can_follow_up`.
+
+        Args:
+            block: what to judge next.
+            expected: the tokens of the verdict on which it counts.
+        """
+        if self.outstanding is None:
+            return
+        self._followed_round = self.outstanding.round
+        self._round += 1
+        base_len = len(self._log)
+        self.follow_up = Verify(
+            session=self._plan.session,
+            epoch=self._plan.epoch,
+            round=self._round,
+            base_len=base_len + len(expected),
+            prefix_hash=extend_hash(self._log.hash_at(base_len), expected),
+            catch_up=expected,
+            block=block.tree,
+            draft_probs=block.draft_probs,
+            follows=self.outstanding.round,
+        )
+        self._effects.append(Send(Lane.VERIFIER, self.follow_up))
+
     def _repeat(self, now: float, catch_up: tuple[int, ...] = ()) -> None:
+        self.follow_up = None
         if self.outstanding is None:
             return
         self._sent_at = now
@@ -266,10 +308,13 @@ class VerifierLane:
             if event.epoch == self._plan.epoch:
                 self._opened = True
                 self.kv_len = event.kv_len
-        elif isinstance(event, Failed):
-            return self._failed(event, now)
-        elif isinstance(event, NeedTokens | Evicted):
-            self._misunderstood(event, now)
+        elif isinstance(event, Failed | NeedTokens | Evicted):
+            if self.follow_up is not None and event.command_id == self.follow_up.round:
+                self.follow_up = None
+            elif isinstance(event, Failed):
+                return self._failed(event, now)
+            else:
+                self._misunderstood(event, now)
         return None
 
     def _verdict(self, event: Verified, now: float) -> Verdict | None:
@@ -277,7 +322,7 @@ class VerifierLane:
         if command is None or (event.epoch, event.round) != (command.epoch, command.round):
             return None  # late, or twice
         _check_verdict(event, command)
-        self.outstanding = None
+        self.outstanding, follow_up, self.follow_up = None, self.follow_up, None
         self._repairs = self._refusals = self._silences = 0
         self._retry_at = None
         self._move = False
@@ -288,7 +333,12 @@ class VerifierLane:
         gap_s, self._lost_at = None if self._lost_at is None else now - self._lost_at, None
         self._learn_typical(took)
         next_block = Tail.drafted(event.next_block, (), self._plan.rule).top(command.next_depth)
-        return Verdict(command.block, event, took, next_block, command.next_depth, reading, gap_s)
+        followed = follow_up is not None and follow_up.catch_up == event.tokens
+        if follow_up is not None and followed:
+            # Should it have to be said again, it is a round like any other.
+            self.outstanding = replace(follow_up, catch_up=(), follows=0)
+            self._sent_at = now
+        return Verdict(command.block, event, took, next_block, command.next_depth, reading, gap_s, followed)
 
     def _learn_typical(self, took: float) -> None:
         """A round that reads all tokens tells little of the next one, and counts only until another kind was seen."""

@@ -3,13 +3,17 @@
 | told | decides |
 |---|---|
 | `Open` | a new session, the same one again (nothing changes), or a take-over by a newer epoch |
-| `Verify` | by epoch: fenced, or a take-over; by round: replay, drop, or run |
+| `Verify` | by epoch: fenced, or a take-over; by round: replay, drop, run, or keep until the round it follows is over |
 | `Close` | (decided by the base) the session is gone; its open verify is answered with a failure |
 | a pass is done | verdicts are kept for replay and sent |
 
 Within an epoch, with `last` the newest answered round: the same round again gets the same answer, an older one is
 dropped, a newer one runs. `NeedTokens`, `Evicted` and `Failed` do not consume the round. A verdict goes to the newest
 stream that spoke for the session.
+
+A follow-up waits for the verdict that it counts on, and runs if that comes. Its gateway may not know that it runs,
+since it forgets follow-ups with a broken link: so the verdict before it is kept for replay too, and a newer round takes
+its place.
 """
 
 from __future__ import annotations
@@ -21,12 +25,13 @@ from dataclasses import dataclass
 
 from paceline.engine.gather import GatherWindow
 from paceline.engine.target import TargetEngine
-from paceline.errors import Fenced, InvalidArgument, PacelineError
+from paceline.errors import Cancelled, Fenced, InvalidArgument, PacelineError
 from paceline.kv_usage import KvUsage
 from paceline.messages import (
     Evicted,
     Failed,
     Features,
+    NeedTokens,
     Open,
     Opened,
     Timing,
@@ -66,14 +71,18 @@ class _Session:
         epoch: of its owner; newer than `opened.epoch` after a take-over by `Verify`.
         last_round: newest answered round of the epoch; 0 before the first.
         answer: the verdict on `last_round`, for replay.
+        followed: the verdict before it, if `last_round` followed that one up.
         running: the verify on its way.
+        follow_up: counts on its verdict.
     """
 
     opened: Open
     epoch: int
     last_round: int = 0
     answer: Verified | None = None
+    followed: Verified | None = None
     running: _Running | None = None
+    follow_up: Verify | None = None
 
 
 class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | Failed]]):
@@ -148,25 +157,48 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
         self.check_epoch(command)
         if command.epoch > session.epoch:
             self._end_running(session, Fenced(f"epoch {command.epoch} has taken the session over", field="epoch"))
-            session.epoch, session.last_round, session.answer = command.epoch, 0, None
+            session.epoch, session.last_round, session.answer, session.followed = command.epoch, 0, None, None
         self.routes.attach(command.session, letter.stream)
         if session.running is not None:
-            running_round = session.running.command.round
-            if command.round > running_round:
+            running = session.running.command
+            if command.round <= running.round:
+                self._replay(session, command)  # of the running round again the answer is on its way
+                return
+            if command.follows == running.round:
+                self._refuse_follow_up(session)
+                session.follow_up = command
+                return
+            if not running.follows:
                 raise InvalidArgument(
-                    f"round {command.round} came while round {running_round} runs; wait for its answer", field="round"
+                    f"round {command.round} came while round {running.round} runs; wait for its answer", field="round"
                 )
-            return  # the running round again, whose answer is on its way, or an older one
+            self._end_running(session, Cancelled(f"round {command.round} has come instead"))
         if command.round <= session.last_round:
-            if command.round == session.last_round and session.answer is not None:
-                letter.stream.send(session.answer)
+            self._replay(session, command)
             return
+        if command.follows and not _comes_true(command, session.answer):
+            self._send(_need_tokens(command))
+            return
+        self._start(session, command, letter.arrived_s)
+
+    def _replay(self, session: _Session, command: Verify) -> None:
+        for verdict in (session.answer, session.followed):
+            if verdict is not None and verdict.round == command.round:
+                self._send(verdict)
+
+    def _start(self, session: _Session, command: Verify, arrived_s: float) -> None:
+        """Hands a block to the engine, as of a time."""
         answer = self._engine.submit(command)
         if answer is None:
-            self._gather.returned(command.session, letter.arrived_s)
-            session.running = _Running(command, letter.arrived_s, self.clock())
+            self._gather.returned(command.session, arrived_s)
+            session.running = _Running(command, arrived_s, self.clock())
         else:
-            letter.stream.send(answer)
+            self._send(answer)
+
+    def _refuse_follow_up(self, session: _Session) -> None:
+        if session.follow_up is not None:
+            command, session.follow_up = session.follow_up, None
+            self._send(_need_tokens(command))
 
     async def read_features(self, session: str, epoch: int, first_row: int, num_rows: int) -> list[Features]:
         """Features of rows [first_row, first_row + num_rows), from the first on as many as a few messages hold.
@@ -198,8 +230,9 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
             return
         command, session.running = session.running.command, None
         self._send(Failed(command.session, command.epoch, command.round, reason.to_failure()))
+        self._refuse_follow_up(session)
 
-    def _send(self, event: Verified | Failed) -> None:
+    def _send(self, event: Verified | Failed | NeedTokens | Evicted) -> None:
         if isinstance(event, Failed):
             self.count_failure(event.session, event.epoch, event.failure.code)
         stream = self.routes.stream_of(event.session)
@@ -240,12 +273,23 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
             if (running.command.epoch, running.command.round) != (answer.epoch, command_id):
                 continue
             session.running = None
-            self._gather.answered(answer.session)
             if isinstance(answer, Verified):
                 answer = _with_arrival(answer, running, now_s)
+                session.followed = session.answer if running.command.follows else None
                 session.last_round, session.answer = answer.round, answer
                 self._uncounted.append(answer)
             self._send(answer)
+            self._go_on(session, answer, now_s)
+
+    def _go_on(self, session: _Session, answer: Verified | Failed, now_s: float) -> None:
+        """Runs the block that counts on this answer, if this is what it counts on; else the session is away."""
+        follow_up = session.follow_up
+        if follow_up is not None and isinstance(answer, Verified) and _comes_true(follow_up, answer):
+            session.follow_up = None
+            self._start(session, follow_up, now_s)
+            return
+        self._refuse_follow_up(session)
+        self._gather.answered(answer.session)
 
     def count_answers(self) -> None:
         """Counts verdicts, and what the engine did for them."""
@@ -311,6 +355,21 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
             raise RuntimeError(
                 f"{len(self._sessions)} sessions, {self._engine.num_sessions} in the engine, {len(self.routes)} routes"
             )
+
+
+def _comes_true(follow_up: Verify, verdict: Verified | None) -> bool:
+    """Whether a verdict is the one that a follow-up counts on."""
+    return (
+        verdict is not None
+        and follow_up.follows == verdict.round
+        and follow_up.base_len == verdict.base_len + len(verdict.tokens)
+        and follow_up.catch_up == verdict.tokens
+    )
+
+
+def _need_tokens(follow_up: Verify) -> NeedTokens:
+    have_len = follow_up.base_len - len(follow_up.catch_up)
+    return NeedTokens(follow_up.session, follow_up.epoch, follow_up.round, have_len)
 
 
 def _with_arrival(verdict: Verified, running: _Running, now_s: float) -> Verified:

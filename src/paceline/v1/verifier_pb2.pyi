@@ -274,6 +274,7 @@ class Verify(_message.Message):
     DRAFT_PROBS_FIELD_NUMBER: _builtins.int
     NEXT_DEPTH_FIELD_NUMBER: _builtins.int
     FEATURES_FROM_FIELD_NUMBER: _builtins.int
+    FOLLOWS_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     epoch: _builtins.int
     round: _builtins.int
@@ -289,6 +290,10 @@ class Verify(_message.Message):
     features_from: _builtins.int
     """Send the features of rows [features_from, base_len - 1 + number of new tokens) along: the newest of them, at most
     256 KiB. Unset, or a verifier that serves none: no features.
+    """
+    follows: _builtins.int
+    """The round before this one, which may still be on its way: judge this block right after it if its verdict is exactly
+    the tokens of catch_up, and answer NeedTokens otherwise. 0: the block does not depend on a verdict.
     """
     @_builtins.property
     def catch_up(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -317,10 +322,11 @@ class Verify(_message.Message):
         draft_probs: _abc.Iterable[_common_pb2.DraftProbs] | None = ...,
         next_depth: _builtins.int = ...,
         features_from: _builtins.int | None = ...,
+        follows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_features_from", b"_features_from", "block", b"block", "features_from", b"features_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_features_from", b"_features_from", "base_len", b"base_len", "block", b"block", "catch_up", b"catch_up", "draft_probs", b"draft_probs", "epoch", b"epoch", "features_from", b"features_from", "next_depth", b"next_depth", "prefix_hash", b"prefix_hash", "round", b"round", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_features_from", b"_features_from", "base_len", b"base_len", "block", b"block", "catch_up", b"catch_up", "draft_probs", b"draft_probs", "epoch", b"epoch", "features_from", b"features_from", "follows", b"follows", "next_depth", b"next_depth", "prefix_hash", b"prefix_hash", "round", b"round", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__features_from: _TypeAlias = _typing.Literal["features_from"]  # noqa: Y015
     _WhichOneofArgType__features_from: _TypeAlias = _typing.Literal["_features_from", b"_features_from"]  # noqa: Y015

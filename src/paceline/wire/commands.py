@@ -149,6 +149,7 @@ def verify_to_pb(command: m.Verify) -> verifier_pb2.Verify:
         draft_probs=[draft_probs_to_pb(probs) for probs in command.draft_probs],
         next_depth=command.next_depth,
         features_from=command.features_from,
+        follows=command.follows,
     )
 
 
@@ -161,6 +162,13 @@ def verify_from_pb(command: verifier_pb2.Verify) -> m.Verify:
     _check_name(command.session, command.epoch)
     _check_at_least(command.round, 1, "round")
     _check_at_least(command.next_depth, 0, "next_depth")
+    _check_at_least(command.follows, 0, "follows")
+    if command.follows and (command.follows >= command.round or not command.catch_up):
+        raise InvalidArgument(
+            f"round {command.round} cannot follow round {command.follows}: name an earlier one, and in catch_up the "
+            "tokens that its verdict is expected to give",
+            field="follows",
+        )
     features_from = command.features_from if command.HasField("features_from") else None
     _check_at_least(features_from or 0, 0, "features_from")
     block = tree_from_pb(command.block)
@@ -175,6 +183,7 @@ def verify_from_pb(command: verifier_pb2.Verify) -> m.Verify:
         draft_probs=draft_probs_from_pb(command.draft_probs, block),
         next_depth=command.next_depth,
         features_from=features_from,
+        follows=command.follows,
     )
 
 

@@ -24,6 +24,7 @@ from paceline.messages import (
     DrafterCommand,
     DrafterEvent,
     ModelInfo,
+    NeedTokens,
     Open,
     Opened,
     Timing,
@@ -33,6 +34,7 @@ from paceline.messages import (
     Verify,
 )
 from tests.unit.gateway.seeded_text import block, judged, token_at
+from tests.unit.gateway.simulated_replicas import comes_true
 
 VOCAB_SIZE = 16
 _MAX_MODEL_LEN = 1 << 20
@@ -160,6 +162,8 @@ class SimulatedVerifier(Device):
         super().__init__(world, "verifier", index)
         self._rows: dict[int, int] = {}
         self._waiting: list[_Judged] = []
+        self._answered: dict[int, Verified] = {}
+        self._follow_ups: dict[int, Verify] = {}
         self._gather = GatherWindow(world.devices.gather_window_s, lambda: world.now)
 
     def take(self, owner: Owner, command: VerifierCommand | DrafterCommand) -> None:
@@ -167,13 +171,24 @@ class SimulatedVerifier(Device):
             self._rows[owner.text] = 0
             self._answer(owner, Opened(command.session, command.epoch))
         elif isinstance(command, Verify):
+            answered = self._answered.get(owner.text)
+            if command.follows and (answered is None or answered.round < command.follows):
+                self._follow_ups[owner.text] = command
+                return
+            if command.follows and not (answered and comes_true(command, answered)):
+                self._need_tokens(owner, command)
+                return
             self._gather.returned(command.session, self._world.now)
             self._waiting.append(_Judged(owner, command, self._world.now))
             self._begin()
 
     def close(self, owner: Owner) -> None:
-        self._rows.pop(owner.text, None)
+        for kept in (self._rows, self._answered, self._follow_ups):
+            kept.pop(owner.text, None)
         self._gather.forget(str(owner.text))
+
+    def _need_tokens(self, owner: Owner, command: Verify) -> None:
+        self._answer(owner, NeedTokens(command.session, command.epoch, command.round, 0))
 
     def _answer(self, owner: Owner, event: VerifierEvent) -> None:
         self._world.at(self._world.devices.rtt_s / 2, partial(owner.on_verifier, event))
@@ -204,25 +219,32 @@ class SimulatedVerifier(Device):
             path = judged(text, command.base_len, command.block)
             accepted = len(path)
             self._rows[text] = command.base_len + accepted
-            self._gather.answered(command.session)
-            self._answer(
-                verify.owner,
-                Verified(
-                    command.session,
-                    command.epoch,
-                    command.round,
-                    command.base_len,
-                    path,
-                    tuple([token_at(text, command.base_len + place) for place in range(accepted + 1)]),
-                    kv_len=self._rows[text],
-                    timing=self._timing(verify.arrived, started, len(batch), tokens, drafted_s),
-                    next_block=block(
-                        text, command.base_len + accepted + 1, command.next_depth, devices.acceptance, devices.branches
-                    ),
-                    next_method="medusa" if command.next_depth else "",
+            answer = self._answered[text] = Verified(
+                command.session,
+                command.epoch,
+                command.round,
+                command.base_len,
+                path,
+                tuple([token_at(text, command.base_len + place) for place in range(accepted + 1)]),
+                kv_len=self._rows[text],
+                timing=self._timing(verify.arrived, started, len(batch), tokens, drafted_s),
+                next_block=block(
+                    text, command.base_len + accepted + 1, command.next_depth, devices.acceptance, devices.branches
                 ),
+                next_method="medusa" if command.next_depth else "",
             )
+            self._answer(verify.owner, answer)
+            self._go_on(verify.owner, answer)
         self._begin()
+
+    def _go_on(self, owner: Owner, answer: Verified) -> None:
+        follow_up = self._follow_ups.pop(owner.text, None)
+        if follow_up is not None and comes_true(follow_up, answer):
+            self._waiting.append(_Judged(owner, follow_up, self._world.now))
+            return
+        self._gather.answered(answer.session)
+        if follow_up is not None:
+            self._need_tokens(owner, follow_up)
 
 
 @dataclass(slots=True)

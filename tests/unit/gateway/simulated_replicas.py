@@ -48,11 +48,17 @@ def walk(law: Law, log: TokenLog, block: DraftTree) -> tuple[tuple[int, ...], tu
         node = child
 
 
+def comes_true(follow_up: Verify, verdict: Verified) -> bool:
+    """Whether a verdict is what a follow-up counts on."""
+    return follow_up.follows == verdict.round and follow_up.catch_up == verdict.tokens
+
+
 @dataclass
 class _VerifierSession:
     epoch: int
     log: TokenLog
     last: Verified | None = None
+    followed: Verified | None = None
 
 
 Judge = Callable[[TokenLog, Verify], tuple[tuple[int, ...], tuple[int, ...]]]
@@ -101,7 +107,11 @@ class SimVerifier:
         if self.refusals:
             return [Failed(command.session, command.epoch, command.round, self.refusals.popleft())]
         if session.last is not None and command.round <= session.last.round:
-            return [session.last] if command.round == session.last.round else []
+            kept = (session.last, session.followed)
+            return [verdict for verdict in kept if verdict is not None and verdict.round == command.round]
+        if command.follows and (session.last is None or not comes_true(command, session.last)):
+            have_len = command.base_len - len(command.catch_up)
+            return [NeedTokens(command.session, command.epoch, command.round, have_len)]
         have = session.log.reconcile(command.base_len, command.prefix_hash, command.catch_up)
         if have is not None:
             return [NeedTokens(command.session, command.epoch, command.round, have)]
@@ -112,6 +122,7 @@ class SimVerifier:
             return [Failed(command.session, command.epoch, command.round, error.to_failure())]
         session.log.extend(tokens)
         drafts = self.self_draft is not None and command.next_depth > 0
+        session.followed = session.last if command.follows else None
         session.last = Verified(
             command.session,
             command.epoch,

@@ -130,7 +130,7 @@ def test_a_draft_that_still_fits_is_waited_for(tmp_path: Path) -> None:
     assert len(drafts(simulation)) == 2
     simulation.now += 0.01
     drain(simulation, Lane.DRAFTER)
-    assert len(verifies(simulation)) == 3
+    assert [command.follows for command in verifies(simulation)[2:]] == [0, 3]  # and what was drafted meanwhile
     assert len(verifies(simulation)[2].block.tokens) == 4
     evidence = simulation.loop.report(simulation.now)
     assert evidence.ahead_hits == 1

@@ -44,12 +44,13 @@ def opens(simulation: Simulation) -> int:
 
 def test_a_silent_verifier_is_left_for_another_which_gets_the_same_block(tmp_path: Path) -> None:
     simulation = in_the_second_round(tmp_path, BOTH)
-    asked = verifies(simulation)[-1]
+    asked, follow_up = verifies(simulation)[-2:]
+    assert follow_up.follows == asked.round
     simulation.wait(9.9)
     assert simulation.attached[Lane.VERIFIER] == "v0"
     simulation.wait(0.1)
     assert simulation.attached[Lane.VERIFIER] == "v1"
-    assert verifies(simulation)[-1] == replace(asked, round=asked.round + 1)
+    assert verifies(simulation)[-1] == replace(asked, round=follow_up.round + 1)
     simulation.run()
     assert simulation.committed == EXPECTED
     assert simulation.loop.report(simulation.now).verifier == "v1"

@@ -1,0 +1,131 @@
+"""The block after the one that is judged is sent before the verdict; whatever that is, the tokens are the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paceline_gateway.effects import Lane
+
+from paceline.errors import InvalidArgument
+from paceline.messages import Failed, NeedTokens, Verify
+from tests.unit.gateway.laws import hash_law, perfect, plain_text_of, wrong_at_position
+from tests.unit.gateway.simulation import Simulation, deliver_verdict, drain, verifies
+
+LAW = hash_law(7)
+PROMPT = (1, 2, 3)
+
+
+def begun(folder: Path, period: int = 0, max_tokens: int = 24) -> Simulation:
+    """The first block is judged, and everything that is known about the next one has come."""
+    script = wrong_at_position(LAW, period) if period else perfect(LAW)
+    simulation = Simulation(folder, LAW, script, prompt=PROMPT, max_tokens=max_tokens)
+    simulation.start()
+    drain(simulation, Lane.DRAFTER)
+    deliver_verdict(simulation)
+    drain(simulation, Lane.DRAFTER)
+    return simulation
+
+
+def follow_ups(simulation: Simulation) -> list[Verify]:
+    return [command for command in verifies(simulation) if command.follows]
+
+
+def test_a_verdict_that_was_hoped_for_begins_the_next_round_without_a_word(tmp_path: Path) -> None:
+    simulation = begun(tmp_path)
+    (sent,) = follow_ups(simulation)
+    assert (sent.follows, sent.base_len, len(sent.block.tokens)) == (2, 9, 4)
+    num_sent = len(verifies(simulation))
+    deliver_verdict(simulation)
+    assert simulation.committed == plain_text_of(LAW, PROMPT, 6)
+    assert len(verifies(simulation)) == num_sent
+    outstanding = simulation.loop.verifier.outstanding
+    assert outstanding is not None
+    assert (outstanding.round, outstanding.block, outstanding.follows) == (sent.round, sent.block, 0)
+    simulation.run()
+    assert simulation.committed == plain_text_of(LAW, PROMPT, 24)
+    assert simulation.loop.report(simulation.now).ahead_hits >= len(follow_ups(simulation)) > 1
+    simulation.check_records()
+
+
+def test_another_verdict_makes_it_void(tmp_path: Path) -> None:
+    simulation = begun(tmp_path, period=6)
+    (sent,) = follow_ups(simulation)
+    assert any(
+        isinstance(event, NeedTokens) and event.command_id == sent.round for event in simulation.waiting[Lane.VERIFIER]
+    )
+    deliver_verdict(simulation)
+    newest = verifies(simulation)[-1]
+    assert simulation.loop.verifier.follow_up is None
+    assert (newest.round, newest.follows) == (sent.round + 1, 0) or simulation.loop.drafter.book.num_open
+    simulation.run()
+    assert simulation.committed == plain_text_of(LAW, PROMPT, 24)
+
+
+def test_none_is_sent_beyond_the_end(tmp_path: Path) -> None:
+    simulation = begun(tmp_path, max_tokens=7)
+    assert not follow_ups(simulation)  # one token would be left, which needs no draft
+    simulation.run()
+    assert simulation.committed == plain_text_of(LAW, PROMPT, 7)
+
+
+def test_it_is_forgotten_with_a_broken_link_although_the_verifier_may_run_it(tmp_path: Path) -> None:
+    simulation = begun(tmp_path)
+    assert simulation.loop.verifier.follow_up is not None
+    simulation.break_link(Lane.VERIFIER)
+    assert simulation.loop.verifier.follow_up is None
+    simulation.mend_link(Lane.VERIFIER)
+    simulation.run()
+    assert simulation.committed == plain_text_of(LAW, PROMPT, 24)
+
+
+def test_a_verifier_that_does_not_know_them_costs_nothing_but_the_hop(tmp_path: Path) -> None:
+    simulation = begun(tmp_path)
+    verifier = simulation.verifiers["v0"]
+    judge = verifier._verify
+
+    def without(command: Verify) -> list[object]:
+        if command.follows:
+            return [Failed("s", 1, command.round, InvalidArgument("wait for its answer", field="round").to_failure())]
+        return list(judge(command))
+
+    verifier._verify = without  # type: ignore[method-assign, assignment]
+    simulation.run()
+    assert simulation.committed == plain_text_of(LAW, PROMPT, 24)
+    assert simulation.finish is not None
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), period=st.integers(2, 12), size=st.integers(1, 5), max_tokens=st.integers(1, 30))
+def test_any_order_of_events_and_faults_gives_the_same_tokens(
+    tmp_path_factory: object, data: st.DataObject, period: int, size: int, max_tokens: int
+) -> None:
+    folder = FOLDERS.setdefault("letters", Path(tmp_path_factory.mktemp("letters")))  # type: ignore[attr-defined]
+    simulation = Simulation(
+        folder, LAW, wrong_at_position(LAW, period), prompt=PROMPT, max_tokens=max_tokens, num_draft_tokens=size
+    )
+    simulation.start()
+    for _ in range(60):
+        if simulation.terminal:
+            break
+        ready = [lane for lane in Lane if simulation.waiting[lane]]
+        match data.draw(st.sampled_from(["deliver"] * 8 + ["twice", "forget", "break"])):
+            case "forget":
+                simulation.forget(Lane.VERIFIER)
+            case "break" if not simulation.broken:
+                lane = data.draw(st.sampled_from(list(Lane)))
+                simulation.break_link(lane)
+                simulation.mend_link(lane)
+            case "twice" if ready:
+                simulation.deliver(data.draw(st.sampled_from(ready)), copies=2)
+            case _ if ready:
+                simulation.deliver(data.draw(st.sampled_from(ready)))
+            case _:
+                simulation.step()
+    simulation.run()
+    assert simulation.committed == plain_text_of(LAW, PROMPT, max_tokens)
+    simulation.check_records()
+
+
+FOLDERS: dict[str, Path] = {}

@@ -8,6 +8,7 @@ quotient of the two is what gateway, wire and store cost.
 |---|---|
 | a verdict reaches the gateway | what was drafted ahead and agrees is judged next, else a draft is asked for |
 | a block goes out | with `ahead` the drafter is asked for the guess of the extra token and the block behind it |
+| that draft is there in time | the verifier has it before its verdict, and goes on at once if the verdict agrees |
 | a command reaches a drafter | it supersedes the session's older one; every pass adds a token to each draft |
 | with `outcomes` | passes that draft ahead for nobody else draft after other outcomes too, and one may come true |
 | a command reaches a verifier | it is in the next pass, which waits a moment for those that usually come back so soon |
@@ -127,7 +128,7 @@ def ideal(
 class _Draft:
     """Positions [start, start + depth) are to be drafted; `made` of them are, and `foreseen` after each of `outcomes`.
 
-    One that `resumes` another begins with what that one has foreseen.
+    One that `resumes` another begins with what that one has foreseen. One that is `at_verifier` need not be sent there.
     """
 
     session: _Session
@@ -137,6 +138,19 @@ class _Draft:
     outcomes: int = 0
     foreseen: int = 0
     resumes: _Draft | None = None
+    at_verifier: bool = False
+
+    def reach_verifier(self) -> None:
+        self.at_verifier = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """How many drafts of a block were right, whether the guess behind was, and whether the next block is judged already."""
+
+    num_accepted: int
+    guess_was_right: bool
+    goes_on: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -216,9 +230,12 @@ class _World:
         return draft
 
     def _verify(self, session: _Session) -> None:
+        self.at(self.way_s, lambda: session.verifier.take(session))
+        self._begun(session)
+
+    def _begun(self, session: _Session) -> None:
         num_drafts = self.fleet.num_draft_tokens
         session.wanted = None
-        self.at(self.way_s, lambda: session.verifier.take(session))
         if self.fleet.ahead and num_drafts:
             session.ahead = self._draft(session, session.committed + num_drafts, num_drafts + 1)
             session.ahead.outcomes = self.fleet.outcomes
@@ -230,18 +247,26 @@ class _World:
         session = draft.session
         if draft is session.ahead:
             session.ahead_is_there = True
+            self.at(self.way_s, draft.reach_verifier)
         elif draft is session.wanted:
             if draft.start == session.committed or session.guess_was_right:
                 self._verify(session)
             else:
                 self._next_round(session)
 
-    def judged(self, session: _Session) -> None:
-        """A verdict reaches the gateway."""
+    def verdict(self, session: _Session) -> _Verdict:
+        """What a verifier says of a session's block; it goes on with the next one if it has that and may."""
         num_drafts = self.fleet.num_draft_tokens
         num_accepted = 0
         while num_accepted < num_drafts and next(session.agrees):
             num_accepted += 1
+        guess_was_right = num_drafts > 0 and num_accepted == num_drafts and next(session.agrees)
+        has_next = session.ahead is not None and session.ahead.at_verifier
+        return _Verdict(num_accepted, guess_was_right, guess_was_right and has_next)
+
+    def judged(self, session: _Session, verdict: _Verdict) -> None:
+        """A verdict reaches the gateway."""
+        num_drafts, num_accepted = self.fleet.num_draft_tokens, verdict.num_accepted
         self._tokens += num_accepted + 1
         self._rounds += 1
         session.committed += num_accepted + 1
@@ -251,8 +276,10 @@ class _World:
         if num_accepted < num_drafts:
             self._next_round(session)
             return
-        session.guess_was_right = next(session.agrees)
-        if ahead is None:
+        session.guess_was_right = verdict.guess_was_right
+        if verdict.goes_on:
+            self._begun(session)
+        elif ahead is None:
             self._next_round(session)
         elif not session.ahead_is_there:
             session.wanted = ahead
@@ -359,6 +386,10 @@ class _Verifier:
         self._computes = False
         self._gather.pass_took(took_s, len(batch), len(batch) * (self._world.fleet.num_draft_tokens + 1))
         for session in batch:
-            self._gather.answered(session.name)
-            self._world.at(self._world.way_s, partial(self._world.judged, session))
+            verdict = self._world.verdict(session)
+            if verdict.goes_on:
+                self._waiting.append(session)
+            else:
+                self._gather.answered(session.name)
+            self._world.at(self._world.way_s, partial(self._world.judged, session, verdict))
         self._begin()

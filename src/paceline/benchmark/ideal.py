@@ -146,7 +146,7 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """How many drafts of a block were right, whether the guess behind was, and whether the next block is judged already."""
+    """How many drafts of a block were right, whether the guess behind was, and whether the next block is begun."""
 
     num_accepted: int
     guess_was_right: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.messages import DrafterCommand, DrafterEvent
 from paceline.runtime.connect import ConnectLimits
 from paceline.runtime.process import main
-from paceline.runtime.replica_service import Replica, keep_loaded
+from paceline.runtime.replica_service import Replica
 from paceline_drafter.servicer import DrafterService, drafter_door
 from paceline_drafter.settings import DrafterSettings
 
@@ -18,7 +18,7 @@ def make_service(settings: DrafterSettings) -> DrafterService:
         # Here, because it imports torch: by now the process listens and is bound to its cores.
         from paceline_drafter.load import load_replica
 
-        return keep_loaded(load_replica(settings))
+        return load_replica(settings)
 
     return DrafterService(drafter_door(ConnectLimits.within(settings.max_message_bytes)), load)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.messages import VerifierCommand, VerifierEvent
 from paceline.runtime.connect import ConnectLimits
 from paceline.runtime.process import main
-from paceline.runtime.replica_service import Replica, keep_loaded
+from paceline.runtime.replica_service import Replica
 from paceline_verifier.servicer import VerifierService, verifier_door
 from paceline_verifier.settings import VerifierSettings
 
@@ -18,7 +18,7 @@ def make_service(settings: VerifierSettings) -> VerifierService:
         # Here, because it imports torch: by now the process listens and is bound to its cores.
         from paceline_verifier.load import load_replica
 
-        return keep_loaded(load_replica(settings))
+        return load_replica(settings)
 
     return VerifierService(verifier_door(ConnectLimits.within(settings.max_message_bytes)), load)
 

@@ -70,6 +70,7 @@ class _Session:
         opened: the command that opened it.
         epoch: of its owner; newer than `opened.epoch` after a take-over by `Verify`.
         last_round: newest answered round of the epoch; 0 before the first.
+        answered_s: when it was answered.
         answer: the verdict on `last_round`, for replay.
         followed: the verdict before it, if `last_round` followed that one up.
         running: the verify on its way.
@@ -79,6 +80,7 @@ class _Session:
     opened: Open
     epoch: int
     last_round: int = 0
+    answered_s: float = 0.0
     answer: Verified | None = None
     followed: Verified | None = None
     running: _Running | None = None
@@ -179,7 +181,8 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
         if command.follows and not _comes_true(command, session.answer):
             self._send(_need_tokens(command))
             return
-        self._start(session, command, letter.arrived_s)
+        # A follow-up that came during the pass of the round before has waited for that, not for a pass of its own.
+        self._start(session, command, max(letter.arrived_s, session.answered_s if command.follows else 0.0))
 
     def _replay(self, session: _Session, command: Verify) -> None:
         for verdict in (session.answer, session.followed):
@@ -190,7 +193,10 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
         """Hands a block to the engine, as of a time."""
         answer = self._engine.submit(command)
         if answer is None:
-            self._gather.returned(command.session, arrived_s)
+            if command.follows:
+                self._gather.stays(command.session)
+            else:
+                self._gather.returned(command.session, arrived_s)
             session.running = _Running(command, arrived_s, self.clock())
         else:
             self._send(answer)
@@ -276,7 +282,7 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
             if isinstance(answer, Verified):
                 answer = _with_arrival(answer, running, now_s)
                 session.followed = session.answer if running.command.follows else None
-                session.last_round, session.answer = answer.round, answer
+                session.last_round, session.answered_s, session.answer = answer.round, now_s, answer
                 self._uncounted.append(answer)
             self._send(answer)
             self._go_on(session, answer, now_s)

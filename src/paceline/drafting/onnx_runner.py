@@ -26,8 +26,8 @@ import numpy as np
 import torch
 
 from paceline.drafting.draft_runner import DraftRunnerInfo, Feed, FeedResult
-from paceline.engine.huge_pages import move_to_huge_pages
 from paceline.errors import CapacityExceeded, ConfigurationError, ModelError
+from paceline.huge_pages import move_to_huge_pages
 from paceline.kv_usage import KvUsage
 
 _log = logging.getLogger(__name__)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from paceline.drafting.method import DraftMethod
 from paceline.drafting.self_draft_build import SelfDraftSettings, plan_self_drafter
-from paceline.engine.huge_pages import move_to_huge_pages
 from paceline.engine.loader import ModelDtype
 from paceline.engine.shared_parts import SharedParts, load_shared_parts
 from paceline.errors import ConfigurationError
+from paceline.huge_pages import move_to_huge_pages
 from paceline.model_source import Progress, resolve
 from paceline.text.tokenizer import Tokenizer
 

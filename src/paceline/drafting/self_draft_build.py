@@ -19,11 +19,11 @@ from paceline.drafting.method import DraftMethod
 from paceline.drafting.self_drafting import SelfDrafting
 from paceline.drafting.tree_shape import DEFAULT_MEDUSA_TREE
 from paceline.engine.features import FeatureTaps
-from paceline.engine.huge_pages import move_to_huge_pages
 from paceline.engine.self_draft import SelfDrafter
 from paceline.engine.shared_parts import SharedParts
 from paceline.errors import ConfigurationError
 from paceline.head_source import resolve_head
+from paceline.huge_pages import move_to_huge_pages
 from paceline.method_names import SELF_DRAFT_METHODS
 from paceline.text.tokenizer import Tokenizer
 

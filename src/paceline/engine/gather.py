@@ -67,6 +67,10 @@ class GatherWindow:
         off_s = took_s - mean_s
         self._usual_s[session] = (mean_s + _NEWEST_SHARE * off_s, spread_s + _NEWEST_SHARE * (abs(off_s) - spread_s))
 
+    def stays(self, session: str) -> None:
+        """The session's next command was there before it was answered: that says nothing of how soon it comes back."""
+        self._away.pop(session, None)
+
     def forget(self, session: str) -> None:
         """The session has ended."""
         self._away.pop(session, None)

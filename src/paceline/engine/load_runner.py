@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from paceline.engine.huge_pages import move_to_huge_pages
 from paceline.engine.loader import ModelDtype, load_model
 from paceline.engine.native.family import native_obstacle
 from paceline.engine.native.native_runner import NativeRunner
 from paceline.engine.runner_options import DEFAULT_OPTIONS, Quantization, RunnerChoice, RunnerOptions
 from paceline.engine.transformers_runner import TransformersRunner
 from paceline.errors import ConfigurationError, ModelError
+from paceline.huge_pages import move_to_huge_pages
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The life of a service's process: boot, ready, serve, drain, stop.
 
 1. listen, with health NOT_SERVING, and serve the metrics if `metrics_port` is set;
-2. `service.start`: load what it needs and prove that it works;
+2. `service.start`: load what it needs and prove that it works; then the process settles (`runtime/settle.py`);
 3. health SERVING, and the ready file;
 4. until SIGTERM or SIGINT, or until a task fails that the service cannot do without;
 5. health NOT_SERVING, `service.drain` within `drain_timeout_s` (a second signal cuts it short), stop.
@@ -31,6 +31,7 @@ from paceline.runtime.grpc_server import GrpcServer
 from paceline.runtime.logs import configure_logging
 from paceline.runtime.parent import end_with_parent
 from paceline.runtime.settings import ServiceSettings, SettingsT, describe, load_settings
+from paceline.runtime.settle import settle_process
 from paceline.runtime.supervisor import OnError, Supervisor
 from paceline.runtime.telemetry import metrics_endpoint
 
@@ -110,7 +111,7 @@ def run_service(name: str, settings: ServiceSettings, make_service: Callable[[],
     logger.info("starting", extra=describe_for_log(settings))
     code = 0
     try:
-        asyncio.run(serve(name, settings, make_service()))
+        asyncio.run(serve(name, settings, make_service(), settle_process))
     except PacelineError as error:
         logger.error("cannot go on: %s", error.message, extra={"code": error.code, "field": error.field})
         code = exit_code(error)
@@ -136,8 +137,16 @@ def describe_for_log(settings: ServiceSettings) -> dict[str, str]:
     return {f"setting_{name}": value for name, value in describe(settings).items()}
 
 
-async def serve(name: str, settings: ServiceSettings, service: Service) -> None:
+async def serve(
+    name: str, settings: ServiceSettings, service: Service, settle: Callable[[], None] = lambda: None
+) -> None:
     """Boots the service, serves, drains and stops, as this module's docstring says.
+
+    Args:
+        name: of the service.
+        settings: what it was told.
+        service: what to serve.
+        settle: to be done when it has started; for a process that does nothing else.
 
     Raises:
         PacelineError: it could not start, or a task ended that it cannot do without.
@@ -157,6 +166,7 @@ async def serve(name: str, settings: ServiceSettings, service: Service) -> None:
             try:
                 logger.info("listening", extra={"address": address, **_named(service.addresses)})
                 if await _unless(stop_requested, service.start(supervisor, server.set_healthy)):
+                    settle()
                     server.set_serving(True)
                     _write_ready_file(settings.ready_file, address, service.addresses)
                     logger.info("ready", extra={"address": address, **_named(service.addresses)})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import gc
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -45,16 +44,6 @@ class Replica(Generic[CommandT, EventT]):
     actor: ReplicaActor[CommandT, EventT, Any]
     info: ModelInfo
     vocabulary: Mapping[int, str] = field(default_factory=dict)
-
-
-def keep_loaded(replica: Replica[CommandT, EventT]) -> Replica[CommandT, EventT]:
-    """Takes all that has been loaded out of what is searched for garbage; for a process that serves this replica only.
-
-    Such a search goes through some 400,000 objects of torch and the model, and stops every thread for 0.2 s or more.
-    """
-    gc.collect()
-    gc.freeze()
-    return replica
 
 
 class ReplicaDoor(Generic[CommandT, EventT]):

@@ -1,9 +1,13 @@
-"""Weights in pages of 2 MiB: what a pass reads from end to end is read faster.
+"""Memory in pages of 2 MiB: what a pass reads from end to end is read faster, and what a service holds found sooner.
 
 A pass of one token reads every weight once, so it takes as long as memory takes to deliver them. In pages of 4 KiB the
 processor stops every 4 KiB to look up the next one, and its prefetching stops with it. In a virtual machine on an EPYC,
 one thread, SmolLM2-135M: a plain pass took 56 ms that way and 38 ms in pages of 2 MiB, one of the int8 copy 18.4 and
 16.4 ms.
+
+A service that slept while its neighbours worked finds next to nothing of its own in the caches, and each of the small
+objects that an event touches lies in another page. On the same machine what a gateway does for a verdict took 0.29 ms
+that way and 0.22 ms with its memory in pages of 2 MiB.
 
 Linux makes such pages of memory in use when it is asked to (MADV_COLLAPSE, since 6.1,
 https://docs.kernel.org/admin-guide/mm/transhuge.html), whatever the system's setting for memory that does not ask.
@@ -48,8 +52,15 @@ def move_to_huge_pages(weights_bytes: int) -> int:
     Returns:
         Bytes in huge pages now, of those that were tried; 0 where nothing was tried or can be done.
     """
-    if weights_bytes < _WORTH_BYTES:
-        return 0
+    return 0 if weights_bytes < _WORTH_BYTES else move_all_to_huge_pages()
+
+
+def move_all_to_huge_pages() -> int:
+    """Moves all memory that this process uses into huge pages, as `move_to_huge_pages` does.
+
+    Returns:
+        Bytes in huge pages now, of those that were tried.
+    """
     try:
         mappings = _MAPS.read_text("ascii", "replace")
     except OSError:  # no Linux

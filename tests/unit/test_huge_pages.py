@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.engine import huge_pages
-from paceline.engine.huge_pages import move_to_huge_pages
+from paceline import huge_pages
 from paceline.engine.packing import PackedWeight
+from paceline.huge_pages import move_to_huge_pages
 
 MIB = 1 << 20
 PLENTY = 1 << 40

@@ -8,7 +8,7 @@ quotient of the two is what gateway, wire and store cost.
 |---|---|
 | a verdict reaches the gateway | what was drafted ahead and agrees is judged next, else a draft is asked for |
 | a block goes out | with `ahead` the drafter is asked for the guess of the extra token and the block behind it |
-| that draft is there in time | the verifier has it before its verdict, and goes on at once if the verdict agrees |
+| that draft is there before the verdict | it goes to the verifier too, which goes on with it if the verdict agrees |
 | a command reaches a drafter | it supersedes the session's older one; every pass adds a token to each draft |
 | with `outcomes` | passes that draft ahead for nobody else draft after other outcomes too, and one may come true |
 | a command reaches a verifier | it is in the next pass, which waits a moment for those that usually come back so soon |
@@ -128,7 +128,8 @@ def ideal(
 class _Draft:
     """Positions [start, start + depth) are to be drafted; `made` of them are, and `foreseen` after each of `outcomes`.
 
-    One that `resumes` another begins with what that one has foreseen. One that is `at_verifier` need not be sent there.
+    One that `resumes` another begins with what that one has foreseen.
+    A draft behind a block is judged when it is `at_verifier` and the verdict on the block has `come_true`.
     """
 
     session: _Session
@@ -139,9 +140,7 @@ class _Draft:
     foreseen: int = 0
     resumes: _Draft | None = None
     at_verifier: bool = False
-
-    def reach_verifier(self) -> None:
-        self.at_verifier = True
+    come_true: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,12 +246,18 @@ class _World:
         session = draft.session
         if draft is session.ahead:
             session.ahead_is_there = True
-            self.at(self.way_s, draft.reach_verifier)
+            self.at(self.way_s, partial(self._follow_up, draft))
         elif draft is session.wanted:
             if draft.start == session.committed or session.guess_was_right:
                 self._verify(session)
             else:
                 self._next_round(session)
+
+    def _follow_up(self, draft: _Draft) -> None:
+        """What continues a block reaches the verifier of it."""
+        draft.at_verifier = True
+        if draft.come_true:
+            draft.session.verifier.take(draft.session)
 
     def verdict(self, session: _Session) -> _Verdict:
         """What a verifier says of a session's block; it goes on with the next one if it has that and may."""
@@ -261,8 +266,10 @@ class _World:
         while num_accepted < num_drafts and next(session.agrees):
             num_accepted += 1
         guess_was_right = num_drafts > 0 and num_accepted == num_drafts and next(session.agrees)
-        has_next = session.ahead is not None and session.ahead.at_verifier
-        return _Verdict(num_accepted, guess_was_right, guess_was_right and has_next)
+        if guess_was_right and session.ahead is not None:
+            session.ahead.come_true = True
+            return _Verdict(num_accepted, True, session.ahead.at_verifier)
+        return _Verdict(num_accepted, guess_was_right, False)
 
     def judged(self, session: _Session, verdict: _Verdict) -> None:
         """A verdict reaches the gateway."""
@@ -277,14 +284,12 @@ class _World:
             self._next_round(session)
             return
         session.guess_was_right = verdict.guess_was_right
-        if verdict.goes_on:
-            self._begun(session)
-        elif ahead is None:
+        if ahead is None:
             self._next_round(session)
         elif not session.ahead_is_there:
             session.wanted = ahead
         elif session.guess_was_right:
-            self._verify(session)
+            self._begun(session)  # it has gone to the verifier when it came
         else:
             self._next_round(session)
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paceline_gateway.effects import Lane
 
+from paceline.benchmark.ideal import VERIFY_PASS
 from paceline.errors import InvalidArgument
 from paceline.messages import Failed, NeedTokens, Verify
 from tests.unit.gateway.laws import hash_law, perfect, plain_text_of, wrong_at_position
+from tests.unit.gateway.simulated_devices import Devices
+from tests.unit.gateway.simulated_fleet import Load, SimulatedFleet
 from tests.unit.gateway.simulation import Simulation, deliver_verdict, drain, verifies
 
 LAW = hash_law(7)
@@ -94,6 +98,13 @@ def test_a_verifier_that_does_not_know_them_costs_nothing_but_the_hop(tmp_path: 
     simulation.run()
     assert simulation.committed == plain_text_of(LAW, PROMPT, 24)
     assert simulation.finish is not None
+
+
+@pytest.mark.parametrize("rtt_s", [0.0002, 0.005])
+def test_with_a_perfect_drafter_no_way_lies_between_two_passes(tmp_path: Path, rtt_s: float) -> None:
+    fleet = SimulatedFleet(tmp_path, Devices(rtt_s=rtt_s, acceptance=1.0), Load(governed=False))
+    fleet.run(1.0)
+    assert fleet.run(5.0).goodput == pytest.approx(5 / VERIFY_PASS.seconds(5), rel=0.01)
 
 
 @settings(max_examples=60, deadline=None)

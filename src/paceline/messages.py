@@ -222,8 +222,9 @@ class Verify:
     `next_depth` asks a verifier that drafts by itself for the next round's block, `features_from` one that serves
     features for those of its rows from there on.
 
-    A follow-up comes while the round that it `follows` is judged, and counts on a verdict of exactly its `catch_up`:
-    then it is judged next, without a way to the gateway and back. Any other outcome answers it with `NeedTokens`.
+    A follow-up comes while the round that it `follows` is judged, and counts on a verdict of exactly the tokens
+    `expected`, which are its last committed ones: then it is judged next, without a way to the gateway and back. Any
+    other outcome answers it with `NeedTokens`.
     """
 
     session: str
@@ -237,6 +238,7 @@ class Verify:
     next_depth: int = 0
     features_from: int | None = None
     follows: int = 0
+    expected: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ def follow_up(command: Verify, expected: tuple[int, ...], block: DraftTree, log:
         command.round + 1,
         command.base_len + len(expected),
         extend_hash(log.hash_at(command.base_len), expected),
-        expected,
-        block,
+        block=block,
         follows=command.round,
+        expected=expected,
     )
 
 
@@ -60,7 +60,7 @@ async def test_the_block_that_follows_runs_at_once_and_its_verdict_is_what_it_wo
         assert (second.round, second.tokens, second.base_len) == (3, cycle_from(7, 4), 7)
         # A gateway that has lost its link asks for the first again, and knows nothing of the second.
         assert await link.ask(command, Verified) == first
-        assert await link.ask(replace(following, catch_up=(), follows=0), Verified) == second
+        assert await link.ask(replace(following, follows=0, expected=()), Verified) == second
         assert len(runner.passes) == 3
 
 

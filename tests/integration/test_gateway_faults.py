@@ -35,7 +35,8 @@ async def test_a_link_broken_in_mid_round_and_back_runs_the_round_once(tmp_path:
 
 
 async def test_a_link_that_breaks_in_every_round_costs_no_pass(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as (fleet, stream):
+    # In turn: a verdict that is asked for again waits for the pass of a follow-up, which here waits for the test.
+    async with streaming(tmp_path, settings={"draft_ahead": False}) as (fleet, stream):
         node = fleet.verifiers[0]
         for count in (3, 10, 20, 30):
             await stream.tokens(count)
@@ -165,7 +166,8 @@ async def test_a_verifier_without_room_refuses_and_others_go_on(tmp_path: Path) 
 
 
 async def test_an_evicted_session_is_opened_again(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as (fleet, stream):
+    # In turn, so that no follow-up is in a pass when the session goes.
+    async with streaming(tmp_path, settings={"draft_ahead": False}) as (fleet, stream):
         for count in (3, 15, 30):
             await stream.tokens(count)
             actor = fleet.verifiers[0].alive.actor

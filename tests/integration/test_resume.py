@@ -12,7 +12,7 @@ import pytest
 from paceline_gateway.service import GatewayService
 
 from paceline.client import AsyncClient
-from paceline.errors import DataLoss, Fenced, InvalidArgument, NotFound, SessionBusy
+from paceline.errors import DataLoss, Fenced, InvalidArgument, NotFound, SessionBusy, Unavailable
 from paceline.generation import Chunk, Finished, GenerationEvent, Started
 from paceline.messages import AcceptanceRule, FinishReason, SamplingParams, TokenOrigin
 from paceline.session.memory_store import MemoryStore
@@ -267,6 +267,32 @@ async def test_a_take_over_that_comes_to_nothing_leaves_no_running_session(tmp_p
             await read(client.resume(point([*EXPECTED[:7], 30])))
         record = await client.get_session("s")
         assert (record.state, record.finish_reason) == (SessionState.FAILED, "data_loss")
+
+
+class LostAnswer(MemoryStore):
+    """A take-over is done, and whoever asked for it is not told."""
+
+    lost = False
+
+    async def take_over(self, seen: SessionRecord, owner: str, epoch: int) -> AppendOutcome:
+        outcome = await super().take_over(seen, owner, epoch)
+        if self.lost:
+            raise Unavailable("no answer")
+        return outcome
+
+
+async def test_a_take_over_that_nobody_waits_for_leaves_no_running_session(tmp_path: Path) -> None:
+    store = LostAnswer()
+    async with two_gateways(tmp_path, store=store) as (fleet, stream, _other, client):
+        await stream.rest()
+        await pretend(fleet, 6)
+        store.lost = True
+        with pytest.raises(Unavailable):
+            await read(client.resume(point(EXPECTED[:4])))
+        assert (await client.get_session("s")).state is SessionState.FAILED
+        store.lost = False
+        _, chunks, _ = await read(client.resume(point(EXPECTED[:4])))
+        assert tokens_of(chunks) == EXPECTED[4:]
 
 
 async def test_a_client_with_more_tokens_than_there_can_be_is_told_so(tmp_path: Path) -> None:

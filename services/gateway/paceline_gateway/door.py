@@ -191,12 +191,12 @@ class Door:
             if replay.finish is None:
                 await self._wait_for_verifier()
             epoch = next_epoch(replay.record.epoch)
-            if await self._services.store.take_over(replay.record, owner, epoch) is AppendOutcome.APPLIED:
+            async with self._ended_unless_run(asked.session, epoch):  # if it is cancelled the store may do it even so
+                taken = await self._services.store.take_over(replay.record, owner, epoch) is AppendOutcome.APPLIED
                 # Whoever had it may have recorded more until this moment, and nothing after it.
-                async with self._ended_unless_run(asked.session, epoch):
-                    mine = await self._replay(asked, caller)
-                if (mine.record.owner, mine.record.epoch) == (owner, epoch):
-                    return mine
+                mine = await self._replay(asked, caller) if taken else None
+            if mine is not None and (mine.record.owner, mine.record.epoch) == (owner, epoch):
+                return mine
         raise Fenced(f"session {asked.session!r} is being resumed by somebody else at this moment", field="session")
 
     @contextlib.asynccontextmanager
@@ -322,8 +322,9 @@ class Door:
             if await store.is_alive(record.owner):
                 raise busy_session(session)
             epoch = next_epoch(record.epoch)
-            if await store.take_over(record, owner, epoch) is not AppendOutcome.APPLIED:
-                raise busy_session(session)
+            async with self._ended_unless_run(session, epoch):
+                if await store.take_over(record, owner, epoch) is not AppendOutcome.APPLIED:
+                    raise busy_session(session)
         # Written by this process, which runs nothing of that name: its end could not be recorded.
         await store.finish(session, epoch, owner, SessionState.FAILED, Unavailable.code)
         return _Turn(next_epoch(epoch), last)

@@ -38,7 +38,8 @@ def _size_bytes(event: GenerationEvent) -> int:
 class ClientStream:
     """Events for one client. The session puts them in and never waits; it starts no round while this is full.
 
-    It holds at most what one round adds beyond its bounds, since a full buffer stops the rounds.
+    It holds at most what two rounds add beyond its bounds: a full buffer stops the rounds, but not one that was sent
+    before the verdict.
 
     Args:
         max_chunks: chunks that may wait.

@@ -48,8 +48,14 @@ class FeatureBook:
         self.have_len = 0
         self.fetching = None
 
-    def verifier_moved(self) -> None:
-        """Another verifier has the session: nothing more comes of what was asked of the old one."""
+    def verifier_moved(self, same_features: bool = True) -> None:
+        """Another verifier has the session: nothing more comes of what was asked of the old one.
+
+        Args:
+            same_features: it serves those that the old one did, so that rows of both belong together.
+        """
+        if not same_features:
+            self._pending = None
         self.fetching = None
         self._num_failed = 0
 

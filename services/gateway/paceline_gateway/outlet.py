@@ -195,6 +195,7 @@ def _first_record(plan: GenerationPlan, owner: str) -> SessionRecord:
         session=plan.session,
         epoch=plan.epoch,
         owner=owner,
+        positions=Positions(verifier=plan.last_verifier),
         tenant=plan.tenant,
         state=SessionState.RUNNING,
         model=plan.model,

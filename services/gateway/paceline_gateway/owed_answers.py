@@ -1,6 +1,11 @@
 """What a replica owes: which sessions wait for an answer, and since when. Times are handed in, monotonic seconds.
 
 So a replica that says nothing to anybody can be told from an idle one, and one silence from another.
+
+| answer | settles |
+|---|---|
+| `Verified`, `Drafted`, `Closed` | its command, and older ones of the session, which it came after |
+| `NeedTokens`, `Evicted`, `Failed` | its command: a follow-up may be refused while the round before it is judged |
 """
 
 from __future__ import annotations
@@ -14,11 +19,18 @@ from paceline_gateway.commands import ReplicaCommand
 Answer = Verified | Drafted | NeedTokens | Evicted | Closed | Failed
 
 
+_CLOSE = 1 << 63
+"""A `Close` comes after every round."""
+
+_Asked = tuple[int, int]
+"""Epoch of a command, and its round or draft id."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Owed:
-    """The answer to a session's newest command: its round or draft id, 0 of a `Close`, and since when it waits."""
+    """The answers that a session waits for, and since when."""
 
-    command_id: int
+    asked: frozenset[_Asked]
     since: float
 
 
@@ -60,8 +72,12 @@ class OwedAnswers:
         """A command was sent. An `Open` alone is answered at once or not at all, with what follows it."""
         if isinstance(command, Open):
             return
+        asked = command.epoch, command_id_of(command) or _CLOSE
         before = self._owed.get(command.session)
-        self._owed[command.session] = _Owed(command_id_of(command), now if before is None else before.since)
+        if before is None:
+            self._owed[command.session] = _Owed(frozenset((asked,)), now)
+        else:
+            self._owed[command.session] = _Owed(before.asked | {asked}, before.since)
         self._none.clear()
 
     def heard(self, now: float) -> None:
@@ -69,10 +85,20 @@ class OwedAnswers:
         self._heard_at = now
 
     def answered(self, answer: Answer, now: float) -> None:
-        """The replica has answered a session. Where it has asked for two drafts the second one is still owed then."""
-        owed = self._owed.pop(answer.session, None)
-        if owed is not None and _command_id(answer) < owed.command_id:
-            self._owed[answer.session] = _Owed(owed.command_id, now)
+        """The replica has answered a session, which may wait for another answer still."""
+        owed = self._owed.get(answer.session)
+        if owed is None:
+            return
+        answered = answer.epoch, _command_id(answer) or _CLOSE
+        settles_older = isinstance(answer, Verified | Drafted | Closed)
+        left = frozenset(
+            [asked for asked in owed.asked if asked > answered or (asked < answered and not settles_older)]
+        )
+        if left == owed.asked:
+            return
+        del self._owed[answer.session]
+        if left:
+            self._owed[answer.session] = _Owed(left, now)
         if not self._owed:
             self._none.set()
 

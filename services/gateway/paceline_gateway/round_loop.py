@@ -122,7 +122,7 @@ class RoundLoop:
         """Drafts come from the verifier if it makes them itself, else from the pool."""
         wanted = self._plan.num_draft_tokens > 0 and not self.verifier.drafts_itself
         served, self._served = self._served, verifier.info.features
-        self.drafter.features.verifier_moved()
+        self.drafter.features.verifier_moved(same_features=served == self._served)
         if wanted and (not self._wants_drafter or served != self._served):
             self.drafter.seek(now)  # which drafters are of use depends on the features that the verifier serves
         elif not wanted:
@@ -248,7 +248,7 @@ class RoundLoop:
             )
         )
         self._measure(now)
-        if verdict.followed:
+        if verdict.followed and committed.finish is None:
             self.evidence.ahead_hits += 1
             self._tail_was_ready = False
         if committed.finish is not None:
@@ -313,6 +313,7 @@ class RoundLoop:
         depth = min(limit, decision.max_depth)
         if 0 < depth <= rest.tree.max_depth:
             most = min(decision.num_draft_tokens, self.verifier.max_draft_tokens)
+            self._governor.sends_follow_up(branched=not rest.tree.is_chain)
             self.verifier.send_follow_up(rest.top(depth, most), expected)
 
     def _verify(self, block: Tail, now: float) -> None:

@@ -401,7 +401,7 @@ class SessionActor:
     def _positions(self) -> Positions:
         verifier, drafter = self._loop.verifier, self._loop.drafter
         return Positions(
-            verifier=verifier.attachment.address,
+            verifier=verifier.attachment.address or self._plan.last_verifier,
             verifier_kv_len=verifier.kv_len,
             drafter=drafter.attachment.address,
             drafter_kv_len=drafter.book.kv_len,

@@ -90,6 +90,7 @@ class SessionGovernor:
         self._wait_s = 0.0
         self._verdict_at: float | None = None
         self._changes_told = 0
+        self._follow_up: tuple[Decision | None, bool] = None, False
         self._lessons: list[Callable[[], None]] = []
 
     def served_by(self, verifier: str, drafter: str, gather_window_s: float) -> None:
@@ -135,6 +136,10 @@ class SessionGovernor:
         """A block is sent that is a part of a tree or of a chain."""
         self._branched = branched
 
+    def sends_follow_up(self, branched: bool) -> None:
+        """The next round's block is sent before the verdict, as `decide_next` has decided."""
+        self._follow_up = self._next, branched
+
     def waited(self, seconds: float) -> None:
         """The verifier had nothing to do for the session because a draft was not there."""
         self._wait_s += seconds
@@ -172,9 +177,11 @@ class SessionGovernor:
         decision, self._decision = self._decision or _UNDECIDED, None
         begun_at, self._verdict_at = self._verdict_at, now
         wait_s, self._wait_s = self._wait_s, 0.0
+        branched = self._branched
+        if verdict.followed:
+            (self._decision, self._branched), self._next = self._follow_up, None
         if verdict.reading:
             return decision  # a prompt, or everything anew: such a pass tells nothing of the next one
-        branched = self._branched
 
         def learn_round() -> None:
             block = verdict.block

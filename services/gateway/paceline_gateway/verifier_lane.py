@@ -5,7 +5,8 @@ answers a round that it has answered before from memory. After a move it is anot
 session's epoch.
 
 A follow-up may have been sent besides: the block after the outstanding one, for the verdict that is hoped for. If that
-comes, the follow-up is outstanding from then on, and runs already. Whenever something else happens it is forgotten.
+comes, the follow-up is outstanding from then on, and runs already. After a broken link it is said again with the round
+that it follows, and whenever something else happens it is forgotten.
 
 A replica that owes an answer for too long, frozen or cut off without a word, is left for another one. If there is no
 other, the session opens again on the same one, each time after a longer wait.
@@ -180,7 +181,6 @@ class VerifierLane:
         self._missed_since(now)
         self.attachment.lost(now, gone)
         self._retry_at = None
-        self.follow_up = None
 
     def _missed_since(self, at: float) -> None:
         if self._lost_at is None:
@@ -189,7 +189,10 @@ class VerifierLane:
     def back(self, now: float) -> None:
         """The link works again."""
         if self.attachment.back():
+            follow_up = self.follow_up
             self._repeat(now)
+            if follow_up is not None:
+                self._say_follow_up(follow_up)
 
     def tick(self, now: float) -> None:
         """Does what is due.
@@ -255,9 +258,9 @@ class VerifierLane:
     def can_follow_up(self) -> bool:
         """Whether the block after the outstanding one may be sent; once for each."""
         command = self.outstanding
-        return (
-            command is not None and command.round > self._followed_round and self.attachment.live and not self._reading
-        )
+        if command is None or self._retry_at is not None or self._reading:
+            return False
+        return command.round > self._followed_round and self.attachment.live
 
     def send_follow_up(self, block: Tail, expected: tuple[int, ...]) -> None:
         """Sends the block after the outstanding one; only while `can_follow_up`.
@@ -271,18 +274,23 @@ class VerifierLane:
         self._followed_round = self.outstanding.round
         self._round += 1
         base_len = len(self._log)
-        self.follow_up = Verify(
-            session=self._plan.session,
-            epoch=self._plan.epoch,
-            round=self._round,
-            base_len=base_len + len(expected),
-            prefix_hash=extend_hash(self._log.hash_at(base_len), expected),
-            catch_up=expected,
-            block=block.tree,
-            draft_probs=block.draft_probs,
-            follows=self.outstanding.round,
+        self._say_follow_up(
+            Verify(
+                session=self._plan.session,
+                epoch=self._plan.epoch,
+                round=self._round,
+                base_len=base_len + len(expected),
+                prefix_hash=extend_hash(self._log.hash_at(base_len), expected),
+                block=block.tree,
+                draft_probs=block.draft_probs,
+                follows=self.outstanding.round,
+                expected=expected,
+            )
         )
-        self._effects.append(Send(Lane.VERIFIER, self.follow_up))
+
+    def _say_follow_up(self, command: Verify) -> None:
+        self.follow_up = command
+        self._effects.append(Send(Lane.VERIFIER, command))
 
     def _repeat(self, now: float, catch_up: tuple[int, ...] = ()) -> None:
         self.follow_up = None
@@ -309,7 +317,8 @@ class VerifierLane:
                 self._opened = True
                 self.kv_len = event.kv_len
         elif isinstance(event, Failed | NeedTokens | Evicted):
-            if self.follow_up is not None and event.command_id == self.follow_up.round:
+            follow_up = self.follow_up
+            if follow_up is not None and (event.epoch, event.command_id) == (follow_up.epoch, follow_up.round):
                 self.follow_up = None
             elif isinstance(event, Failed):
                 return self._failed(event, now)
@@ -333,10 +342,10 @@ class VerifierLane:
         gap_s, self._lost_at = None if self._lost_at is None else now - self._lost_at, None
         self._learn_typical(took)
         next_block = Tail.drafted(event.next_block, (), self._plan.rule).top(command.next_depth)
-        followed = follow_up is not None and follow_up.catch_up == event.tokens
+        followed = follow_up is not None and follow_up.expected == event.tokens
         if follow_up is not None and followed:
             # Should it have to be said again, it is a round like any other.
-            self.outstanding = replace(follow_up, catch_up=(), follows=0)
+            self.outstanding = replace(follow_up, follows=0, expected=())
             self._sent_at = now
         return Verdict(command.block, event, took, next_block, command.next_depth, reading, gap_s, followed)
 

@@ -11,9 +11,9 @@ Within an epoch, with `last` the newest answered round: the same round again get
 dropped, a newer one runs. `NeedTokens`, `Evicted` and `Failed` do not consume the round. A verdict goes to the newest
 stream that spoke for the session.
 
-A follow-up waits for the verdict that it counts on, and runs if that comes. Its gateway may not know that it runs,
-since it forgets follow-ups with a broken link: so the verdict before it is kept for replay too, and a newer round takes
-its place.
+A follow-up waits for the verdict that it counts on, and runs if that comes. Its gateway may not have that verdict yet,
+if a link broke: so that is kept for replay too. It may even have forgotten the follow-up: a newer round takes its
+place.
 """
 
 from __future__ import annotations
@@ -235,12 +235,19 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
         if session.running is None:
             return
         command, session.running = session.running.command, None
-        self._send(Failed(command.session, command.epoch, command.round, reason.to_failure()))
+        failed = Failed(command.session, command.epoch, command.round, reason.to_failure())
+        if command.follows:
+            self._tell(failed)  # no failure to be counted: it is usual that nobody waits for it any more
+        else:
+            self._send(failed)
         self._refuse_follow_up(session)
 
     def _send(self, event: Verified | Failed | NeedTokens | Evicted) -> None:
         if isinstance(event, Failed):
             self.count_failure(event.session, event.epoch, event.failure.code)
+        self._tell(event)
+
+    def _tell(self, event: Verified | Failed | NeedTokens | Evicted) -> None:
         stream = self.routes.stream_of(event.session)
         if stream is not None:
             stream.send(event)
@@ -369,12 +376,12 @@ def _comes_true(follow_up: Verify, verdict: Verified | None) -> bool:
         verdict is not None
         and follow_up.follows == verdict.round
         and follow_up.base_len == verdict.base_len + len(verdict.tokens)
-        and follow_up.catch_up == verdict.tokens
+        and follow_up.expected == verdict.tokens
     )
 
 
 def _need_tokens(follow_up: Verify) -> NeedTokens:
-    have_len = follow_up.base_len - len(follow_up.catch_up)
+    have_len = follow_up.base_len - len(follow_up.expected)
     return NeedTokens(follow_up.session, follow_up.epoch, follow_up.round, have_len)
 
 

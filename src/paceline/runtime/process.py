@@ -166,7 +166,7 @@ async def serve(
             try:
                 logger.info("listening", extra={"address": address, **_named(service.addresses)})
                 if await _unless(stop_requested, service.start(supervisor, server.set_healthy)):
-                    settle()
+                    await asyncio.to_thread(settle)
                     server.set_serving(True)
                     _write_ready_file(settings.ready_file, address, service.addresses)
                     logger.info("ready", extra={"address": address, **_named(service.addresses)})

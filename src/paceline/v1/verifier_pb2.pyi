@@ -275,6 +275,7 @@ class Verify(_message.Message):
     NEXT_DEPTH_FIELD_NUMBER: _builtins.int
     FEATURES_FROM_FIELD_NUMBER: _builtins.int
     FOLLOWS_FIELD_NUMBER: _builtins.int
+    EXPECTED_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     epoch: _builtins.int
     round: _builtins.int
@@ -293,7 +294,7 @@ class Verify(_message.Message):
     """
     follows: _builtins.int
     """The round before this one, which may still be on its way: judge this block right after it if its verdict is exactly
-    the tokens of catch_up, and answer NeedTokens otherwise. 0: the block does not depend on a verdict.
+    the tokens that are expected, and answer NeedTokens otherwise. 0: the block does not depend on a verdict.
     """
     @_builtins.property
     def catch_up(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -307,6 +308,12 @@ class Verify(_message.Message):
     def draft_probs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.DraftProbs]:
         """For ACCEPTANCE_RULE_RATIO, one per token of a chain that was sampled: what each was drawn from, as the drafter said.
         Empty for drafts that were chosen without chance, and always for ACCEPTANCE_RULE_MATCH.
+        """
+
+    @_builtins.property
+    def expected(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With follows: the committed tokens that the verdict is to give, [base_len - len(expected), base_len). Not in catch_up:
+        a verifier that does not know this field must take nothing for committed that is only expected.
         """
 
     def __init__(
@@ -323,10 +330,11 @@ class Verify(_message.Message):
         next_depth: _builtins.int = ...,
         features_from: _builtins.int | None = ...,
         follows: _builtins.int = ...,
+        expected: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_features_from", b"_features_from", "block", b"block", "features_from", b"features_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_features_from", b"_features_from", "base_len", b"base_len", "block", b"block", "catch_up", b"catch_up", "draft_probs", b"draft_probs", "epoch", b"epoch", "features_from", b"features_from", "follows", b"follows", "next_depth", b"next_depth", "prefix_hash", b"prefix_hash", "round", b"round", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_features_from", b"_features_from", "base_len", b"base_len", "block", b"block", "catch_up", b"catch_up", "draft_probs", b"draft_probs", "epoch", b"epoch", "expected", b"expected", "features_from", b"features_from", "follows", b"follows", "next_depth", b"next_depth", "prefix_hash", b"prefix_hash", "round", b"round", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__features_from: _TypeAlias = _typing.Literal["features_from"]  # noqa: Y015
     _WhichOneofArgType__features_from: _TypeAlias = _typing.Literal["_features_from", b"_features_from"]  # noqa: Y015

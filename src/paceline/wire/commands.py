@@ -150,6 +150,7 @@ def verify_to_pb(command: m.Verify) -> verifier_pb2.Verify:
         next_depth=command.next_depth,
         features_from=command.features_from,
         follows=command.follows,
+        expected=command.expected,
     )
 
 
@@ -163,10 +164,11 @@ def verify_from_pb(command: verifier_pb2.Verify) -> m.Verify:
     _check_at_least(command.round, 1, "round")
     _check_at_least(command.next_depth, 0, "next_depth")
     _check_at_least(command.follows, 0, "follows")
-    if command.follows and (command.follows >= command.round or not command.catch_up):
+    expected = _checked_tokens(command.expected, "expected")
+    if command.follows and (command.follows >= command.round or not 0 < len(expected) <= command.base_len):
         raise InvalidArgument(
-            f"round {command.round} cannot follow round {command.follows}: name an earlier one, and in catch_up the "
-            "tokens that its verdict is expected to give",
+            f"round {command.round} cannot follow round {command.follows}: name an earlier one, and the tokens that "
+            "are expected of its verdict",
             field="follows",
         )
     features_from = command.features_from if command.HasField("features_from") else None
@@ -184,6 +186,7 @@ def verify_from_pb(command: verifier_pb2.Verify) -> m.Verify:
         next_depth=command.next_depth,
         features_from=features_from,
         follows=command.follows,
+        expected=expected,
     )
 
 

@@ -50,7 +50,7 @@ def walk(law: Law, log: TokenLog, block: DraftTree) -> tuple[tuple[int, ...], tu
 
 def comes_true(follow_up: Verify, verdict: Verified) -> bool:
     """Whether a verdict is what a follow-up counts on."""
-    return follow_up.follows == verdict.round and follow_up.catch_up == verdict.tokens
+    return follow_up.follows == verdict.round and follow_up.expected == verdict.tokens
 
 
 @dataclass
@@ -110,7 +110,7 @@ class SimVerifier:
             kept = (session.last, session.followed)
             return [verdict for verdict in kept if verdict is not None and verdict.round == command.round]
         if command.follows and (session.last is None or not comes_true(command, session.last)):
-            have_len = command.base_len - len(command.catch_up)
+            have_len = command.base_len - len(command.expected)
             return [NeedTokens(command.session, command.epoch, command.round, have_len)]
         have = session.log.reconcile(command.base_len, command.prefix_hash, command.catch_up)
         if have is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from paceline_gateway.effects import Lane
 
 from paceline.benchmark.ideal import VERIFY_PASS
 from paceline.errors import InvalidArgument
-from paceline.messages import Failed, NeedTokens, Verify
+from paceline.messages import Failed, NeedTokens, VerifierEvent, Verify
+from paceline.speculation.governor import Reason
 from tests.unit.gateway.laws import hash_law, perfect, plain_text_of, wrong_at_position
 from tests.unit.gateway.simulated_devices import Devices
 from tests.unit.gateway.simulated_fleet import Load, SimulatedFleet
@@ -21,10 +23,12 @@ LAW = hash_law(7)
 PROMPT = (1, 2, 3)
 
 
-def begun(folder: Path, period: int = 0, max_tokens: int = 24) -> Simulation:
+def begun(
+    folder: Path, period: int = 0, max_tokens: int = 24, stop: tuple[str, ...] = (), governed: bool = False
+) -> Simulation:
     """The first block is judged, and everything that is known about the next one has come."""
     script = wrong_at_position(LAW, period) if period else perfect(LAW)
-    simulation = Simulation(folder, LAW, script, prompt=PROMPT, max_tokens=max_tokens)
+    simulation = Simulation(folder, LAW, script, prompt=PROMPT, max_tokens=max_tokens, stop=stop, governed=governed)
     simulation.start()
     drain(simulation, Lane.DRAFTER)
     deliver_verdict(simulation)
@@ -74,30 +78,57 @@ def test_none_is_sent_beyond_the_end(tmp_path: Path) -> None:
     assert simulation.committed == plain_text_of(LAW, PROMPT, 7)
 
 
-def test_it_is_forgotten_with_a_broken_link_although_the_verifier_may_run_it(tmp_path: Path) -> None:
+def test_it_is_said_again_after_a_broken_link_and_no_pass_is_lost(tmp_path: Path) -> None:
     simulation = begun(tmp_path)
-    assert simulation.loop.verifier.follow_up is not None
+    (sent,) = follow_ups(simulation)
     simulation.break_link(Lane.VERIFIER)
-    assert simulation.loop.verifier.follow_up is None
     simulation.mend_link(Lane.VERIFIER)
+    assert verifies(simulation)[-1] == sent
     simulation.run()
     assert simulation.committed == plain_text_of(LAW, PROMPT, 24)
+    assert simulation.verifiers["v0"].passes == simulation.loop.report(simulation.now).target_passes
 
 
-def test_a_verifier_that_does_not_know_them_costs_nothing_but_the_hop(tmp_path: Path) -> None:
-    simulation = begun(tmp_path)
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("period", [0, 6])
+def test_a_verifier_that_does_not_know_them_costs_nothing_but_the_hop(tmp_path: Path, period: int, late: bool) -> None:
+    """One of the version before refuses them while it judges; a later one it takes for a round like any other."""
+    simulation = begun(tmp_path, period)
     verifier = simulation.verifiers["v0"]
     judge = verifier._verify
 
-    def without(command: Verify) -> list[object]:
-        if command.follows:
+    def without(command: Verify) -> list[VerifierEvent]:
+        if command.follows and not late:
             return [Failed("s", 1, command.round, InvalidArgument("wait for its answer", field="round").to_failure())]
-        return list(judge(command))
+        return judge(replace(command, follows=0, expected=()))
 
-    verifier._verify = without  # type: ignore[method-assign, assignment]
+    verifier._verify = without  # type: ignore[method-assign]
     simulation.run()
     assert simulation.committed == plain_text_of(LAW, PROMPT, 24)
     assert simulation.finish is not None
+
+
+def test_what_was_decided_for_it_is_what_its_verdict_teaches(tmp_path: Path) -> None:
+    simulation = begun(tmp_path, governed=True)
+    assert simulation.loop.verifier.follow_up is not None
+    simulation.break_link(Lane.DRAFTER)
+    deliver_verdict(simulation)
+    deliver_verdict(simulation)
+    last = simulation.records[-1]
+    assert last.draft_tokens == 4
+    assert last.decision is not None
+    assert last.decision.reason is not Reason.NO_ROOM
+
+
+def test_one_that_is_begun_when_the_generation_ends_is_no_hit(tmp_path: Path) -> None:
+    simulation = begun(tmp_path)
+    deliver_verdict(simulation)
+    stop = simulation.commits[-1].texts[-1]
+    simulation = begun(tmp_path, stop=("".join(simulation.commits[-1].texts[-3:-1]) + stop,))
+    assert simulation.loop.verifier.follow_up is not None
+    deliver_verdict(simulation)
+    assert simulation.finish is not None
+    assert all(record.target_passes for record in simulation.records if record.ahead_hit)
 
 
 @pytest.mark.parametrize("rtt_s", [0.0002, 0.005])

@@ -124,3 +124,36 @@ def test_a_thread_that_asks_for_the_silence_while_answers_come_gets_a_number() -
     assert owed.silent_s(2.0) == 0.0
     owed._owed = known
     assert owed.silent_s(2.0) == 1.0
+
+
+def test_an_answer_of_the_epoch_before_leaves_what_the_new_one_is_owed() -> None:
+    owed = OwedAnswers()
+    owed.sent(Verify("s", 1, 37, 4, 0), 0.0)
+    owed.sent(Close("s", 1), 1.0)
+    owed.sent(Verify("s", 2, 1, 4, 0), 1.0)
+    owed.answered(Failed("s", 1, 37, Failure("cancelled", "")), 2.0)
+    owed.answered(Closed("s", 1), 2.0)
+    assert owed.silent_s(20.0) == 18.0
+    owed.answered(Verified("s", 2, 1, 4, (), (1,), 4), 21.0)
+    assert owed.silent_s(99.0) == 0.0
+
+
+def test_a_follow_up_that_is_refused_leaves_the_verdict_owed() -> None:
+    owed = OwedAnswers()
+    owed.sent(Verify("s", 1, 5, 4, 0), 0.0)
+    owed.sent(Verify("s", 1, 6, 5, 0, follows=5, expected=(1,)), 0.0)
+    owed.answered(Failed("s", 1, 6, Failure("capacity_exceeded", "")), 1.0)
+    assert owed.silent_s(20.0) == 19.0
+    owed.answered(Verified("s", 1, 5, 4, (), (1,), 4), 20.0)
+    assert owed.silent_s(99.0) == 0.0
+
+
+async def test_a_close_is_settled_by_what_answers_it() -> None:
+    owed = OwedAnswers()
+    owed.sent(Verify("s", 1, 5, 4, 0), 0.0)
+    owed.sent(Close("s", 1), 0.0)
+    owed.answered(Failed("s", 1, 5, Failure("cancelled", "")), 0.1)
+    assert owed.silent_s(1.0) > 0.0
+    owed.answered(Closed("s", 1), 1.0)
+    async with asyncio.timeout(1.0):
+        await owed.wait_none()

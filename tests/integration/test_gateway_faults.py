@@ -26,8 +26,8 @@ async def test_a_link_broken_in_mid_round_and_back_runs_the_round_once(tmp_path:
         node = fleet.verifiers[0]
         await node.cut()
         await until(lambda: not fleet.verifier_pool.snapshot.ready)
-        stream.pace.allow()
-        await until(lambda: not node.alive.actor.pass_due())  # its answer went nowhere
+        stream.pace.allow(2)  # and its follow-up, if that had come
+        await until(lambda: not node.alive.actor.pass_due())  # the answers went nowhere
         await node.listen()
         run = await stream.rest()
         assert run.tokens == EXPECTED

@@ -77,10 +77,10 @@ async def test_leaving_in_the_middle_of_a_stream(tmp_path: Path, count: int) -> 
                     pace.allow()
         begun = passes(fleet)
         await until(lambda: fleet.gateway.sessions.num_running == 0)
-        pace.allow(2)
+        pace.allow(3)
         await fleet.quiet()
-        # One pass was let through and may have run, one was under way.
-        assert passes(fleet) <= begun + 2
+        # One pass was let through and may have run, one was under way, and its follow-up may have begun.
+        assert passes(fleet) <= begun + 3
         assert fleet.verifiers[0].model.pool.pages_in_use == 0
 
 

@@ -33,7 +33,8 @@ from paceline_gateway.plan import GenerationPlan, Patience
 from paceline_gateway.round_record import Fallback
 from paceline_gateway.session_governor import FleetTimes, SessionGovernor
 from paceline_gateway.tail import EMPTY_TAIL, Tail
-from paceline_gateway.verifier_lane import BlockRefused, Verdict, VerifierLane
+from paceline_gateway.verdict import BlockRefused, Verdict
+from paceline_gateway.verifier_lane import VerifierLane
 
 
 class RoundLoop:
@@ -300,14 +301,13 @@ class RoundLoop:
 
     def _follow_up(self, block: DraftTree) -> None:
         """Sends the block after the one that is judged, if it is known: the verifier goes on with it at once."""
-        book = self.drafter.book
-        expected = book.tail.main_path[: block.max_depth + 1]
-        hoped_for = block.tokens and len(expected) > block.max_depth and expected[:-1] == block.tokens
-        if not (hoped_for and self.verifier.can_follow_up and self._may_draft_ahead) or self._held:
+        if not (block.tokens and self.verifier.can_follow_up and self._may_draft_ahead) or self._held:
             return
+        tail = self.drafter.book.tail
+        expected = tail.main_path[: block.max_depth + 1]
         limit = min(self._block_limit(), self._committer.remaining_tokens - len(expected) - 1)
-        rest = book.tail.below(expected)
-        if limit <= 0 or rest is None:
+        rest = tail.below(expected)
+        if limit <= 0 or rest is None or expected[:-1] != block.tokens:
             return
         decision = self._governor.decide_next(self._room(limit))
         depth = min(limit, decision.max_depth)

@@ -22,7 +22,7 @@ from paceline.speculation.replica_times import DrafterTimes, DraftTimes, PassTim
 from paceline.speculation.room import Room
 from paceline_gateway.drafts import Answer
 from paceline_gateway.plan import GenerationPlan
-from paceline_gateway.verifier_lane import Verdict
+from paceline_gateway.verdict import Verdict
 
 _MAX_REPLICAS = 256
 """Of each kind; what was not asked for longest goes first."""

@@ -14,7 +14,7 @@ other, the session opens again on the same one, each time after a longer wait.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from paceline.errors import (
     Cancelled,
@@ -26,48 +26,18 @@ from paceline.errors import (
     from_failure,
 )
 from paceline.messages import Evicted, Failed, FeatureFormat, NeedTokens, Opened, Verified, VerifierEvent, Verify
-from paceline.speculation.tree import DraftTree
 from paceline.token_log import TokenLog, extend_hash
 from paceline_gateway.attachment import Attachment
 from paceline_gateway.deadlines import earliest
 from paceline_gateway.effects import Effect, Lane, Replica, Send
 from paceline_gateway.plan import GenerationPlan, Patience
-from paceline_gateway.tail import EMPTY_TAIL, Tail
+from paceline_gateway.tail import Tail
+from paceline_gateway.verdict import BlockRefused, Verdict, check_verdict
 
 _EWMA_WEIGHT = 0.3
 _MAX_REPAIRS = 6
 """Misunderstandings in a row about one round before the session gives up."""
 _MAX_SILENCE_DOUBLINGS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """An answer that was waited for.
-
-    Attributes:
-        block: the block that it judges, as sent.
-        event: the answer.
-        round_trip_s: from the command, as sent last, to the answer.
-        next_block: what the verifier proposes for the next round; empty unless it was asked.
-        next_depth: how deep it was asked to; 0 for not at all.
-        reading: it had to read all tokens first: those of the prompt, or everything anew.
-        gap_s: how long there was no verifier before it; None if none was lost.
-        followed: it is what the follow-up counted on, which so is the next round.
-    """
-
-    block: DraftTree
-    event: Verified
-    round_trip_s: float
-    next_block: Tail = EMPTY_TAIL
-    next_depth: int = 0
-    reading: bool = False
-    gap_s: float | None = None
-    followed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class BlockRefused:
-    """The verifier calls the block, not the request, invalid; the lane is idle again."""
 
 
 class VerifierLane:
@@ -330,7 +300,7 @@ class VerifierLane:
         command = self.outstanding
         if command is None or (event.epoch, event.round) != (command.epoch, command.round):
             return None  # late, or twice
-        _check_verdict(event, command)
+        check_verdict(event, command)
         self.outstanding, follow_up, self.follow_up = None, self.follow_up, None
         self._repairs = self._refusals = self._silences = 0
         self._retry_at = None
@@ -408,20 +378,3 @@ class VerifierLane:
             self.attachment.seek(now, avoid=self.attachment.address)
         else:
             self._retry_at = now + patience.refusal_pause_s * 2 ** (self._refusals - 1)
-
-
-def _check_verdict(event: Verified, command: Verify) -> None:
-    """A replica is a peer: what it says is checked before it becomes text."""
-    block = command.block
-    parent = 0
-    sound = event.base_len == command.base_len and len(event.tokens) == len(event.accepted_path) + 1
-    for node, token in zip(event.accepted_path, event.tokens, strict=False):
-        sound = sound and 0 < node <= block.num_draft_tokens
-        sound = sound and block.parents[node - 1] == parent and block.tokens[node - 1] == token
-        parent = node
-    if not sound or min(event.tokens, default=-1) < 0:
-        raise PacelineError(
-            f"the verifier's answer to round {command.round} of session {command.session} does not fit the block "
-            f"it was sent: {len(event.accepted_path)} accepted nodes of {block.num_draft_tokens} and "
-            f"{len(event.tokens)} tokens"
-        )

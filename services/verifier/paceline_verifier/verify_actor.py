@@ -167,7 +167,8 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
                 self._replay(session, command)  # of the running round again the answer is on its way
                 return
             if command.follows == running.round:
-                self._refuse_follow_up(session)
+                if session.follow_up is not None and session.follow_up.round != command.round:
+                    self._refuse_follow_up(session)
                 session.follow_up = command
                 return
             if not running.follows:

@@ -138,14 +138,19 @@ def test_with_a_perfect_drafter_no_way_lies_between_two_passes(tmp_path: Path, r
     assert fleet.run(5.0).goodput == pytest.approx(5 / VERIFY_PASS.seconds(5), rel=0.01)
 
 
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the tokenizer of all examples lies."""
+    return tmp_path_factory.mktemp("letters")
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), period=st.integers(2, 12), size=st.integers(1, 5), max_tokens=st.integers(1, 30))
 def test_any_order_of_events_and_faults_gives_the_same_tokens(
-    tmp_path_factory: object, data: st.DataObject, period: int, size: int, max_tokens: int
+    letters: Path, data: st.DataObject, period: int, size: int, max_tokens: int
 ) -> None:
-    folder = FOLDERS.setdefault("letters", Path(tmp_path_factory.mktemp("letters")))  # type: ignore[attr-defined]
     simulation = Simulation(
-        folder, LAW, wrong_at_position(LAW, period), prompt=PROMPT, max_tokens=max_tokens, num_draft_tokens=size
+        letters, LAW, wrong_at_position(LAW, period), prompt=PROMPT, max_tokens=max_tokens, num_draft_tokens=size
     )
     simulation.start()
     for _ in range(60):
@@ -168,6 +173,3 @@ def test_any_order_of_events_and_faults_gives_the_same_tokens(
     simulation.run()
     assert simulation.committed == plain_text_of(LAW, PROMPT, max_tokens)
     simulation.check_records()
-
-
-FOLDERS: dict[str, Path] = {}

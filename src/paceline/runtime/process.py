@@ -111,7 +111,8 @@ def run_service(name: str, settings: ServiceSettings, make_service: Callable[[],
     logger.info("starting", extra=describe_for_log(settings))
     code = 0
     try:
-        asyncio.run(serve(name, settings, make_service(), settle_process))
+        with asyncio.Runner(loop_factory=_new_event_loop) as runner:
+            runner.run(serve(name, settings, make_service(), settle_process))
     except PacelineError as error:
         logger.error("cannot go on: %s", error.message, extra={"code": error.code, "field": error.field})
         code = exit_code(error)
@@ -120,6 +121,15 @@ def run_service(name: str, settings: ServiceSettings, make_service: Callable[[],
         code = 1
     logger.info("ended", extra={"exit_code": code})
     return code
+
+
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    """A loop of uvloop where there is one: a service that slept finds that sooner than asyncio's own (ADR 28)."""
+    if sys.platform == "win32":
+        return asyncio.new_event_loop()
+    import uvloop
+
+    return uvloop.new_event_loop()
 
 
 def exit_process(code: int) -> NoReturn:

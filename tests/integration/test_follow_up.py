@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
+from paceline.engine.target import TargetEngine
 from paceline.messages import Close, Closed, Failed, NeedTokens, Verified, Verify
+from paceline.runtime.replica_actor import ActorLimits
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
 from paceline.token_log import TokenLog, extend_hash
 from tests.integration.replicas import GatedRunner, VerifierReplica, Writer, verifier_replica
@@ -45,9 +47,15 @@ class Judging:
 
 
 @contextlib.asynccontextmanager
-async def judging(expected: tuple[int, ...] = cycle_from(4, 3)) -> AsyncIterator[Judging]:
-    runner = toy()
-    async with verifier_replica(runner) as replica, replica.connect() as link:
+async def judging(
+    expected: tuple[int, ...] = cycle_from(4, 3),
+    *,
+    runner: GatedRunner | None = None,
+    limits: ActorLimits | None = None,
+    engine_class: type[TargetEngine] = TargetEngine,
+) -> AsyncIterator[Judging]:
+    runner = runner or toy()
+    async with verifier_replica(runner, limits=limits, engine_class=engine_class) as replica, replica.connect() as link:
         writer = Writer.start("s", PROMPT)
         await start(link, writer)
         command = writer.verify(DraftTree.chain(cycle_from(4, 2)))

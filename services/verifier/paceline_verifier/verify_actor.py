@@ -11,9 +11,9 @@ Within an epoch, with `last` the newest answered round: the same round again get
 dropped, a newer one runs. `NeedTokens`, `Evicted` and `Failed` do not consume the round. A verdict goes to the newest
 stream that spoke for the session.
 
-A follow-up waits for the verdict that it counts on, and runs if that comes. Its gateway may not have that verdict yet,
-if a link broke: so that is kept for replay too. It may even have forgotten the follow-up: a newer round takes its
-place.
+A follow-up waits for the verdict that it counts on, and runs if that comes. It is noted while the pass of that verdict
+runs, and with the end of the pass it is at the engine or refused. Its gateway may not have that verdict yet, if a link
+broke: so that is kept for replay too. It may even have forgotten the follow-up: a newer round takes its place.
 """
 
 from __future__ import annotations
@@ -131,6 +131,17 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
             case Open():
                 self._open(letter, letter.command)
 
+    def is_note(self, command: VerifierCommand) -> bool:
+        """Whether it is a follow-up of the round that runs, in its epoch: it becomes part of the session's state."""
+        session = self._sessions.get(command.session)
+        return (
+            isinstance(command, Verify)
+            and session is not None
+            and session.running is not None
+            and command.epoch == session.epoch
+            and command.follows == session.running.command.round
+        )
+
     def _open(self, letter: Letter[VerifierCommand, VerifierEvent], command: Open) -> None:
         session = self._sessions.get(command.session)
         if session is None:
@@ -179,23 +190,24 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
         if command.round <= session.last_round:
             self._replay(session, command)
             return
-        if command.follows and not _comes_true(command, session.answer):
-            self._send(_need_tokens(command))
-            return
-        # A follow-up that came during the pass of the round before has waited for that, not for a pass of its own.
-        self._start(session, command, max(letter.arrived_s, session.answered_s if command.follows else 0.0))
+        self._judge(session, command, letter.arrived_s)
 
     def _replay(self, session: _Session, command: Verify) -> None:
         for verdict in (session.answer, session.followed):
             if verdict is not None and verdict.round == command.round:
                 self._send(verdict)
 
-    def _start(self, session: _Session, command: Verify, arrived_s: float) -> None:
-        """Hands a block to the engine, as of a time."""
+    def _judge(self, session: _Session, command: Verify, arrived_s: float) -> None:
+        """Hands a block to the engine, unless it counts on another answer than the newest."""
+        if command.follows and not _comes_true(command, session.answer):
+            self._send(_need_tokens(command))
+            return
         answer = self._engine.submit(command)
         if answer is None:
             if command.follows:
                 self._gather.stays(command.session)
+                # If it came during the pass of the round before it waited for that, not for a pass of its own.
+                arrived_s = max(arrived_s, session.answered_s)
             else:
                 self._gather.returned(command.session, arrived_s)
             session.running = _Running(command, arrived_s, self.clock())
@@ -293,17 +305,18 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
                 session.last_round, session.answered_s, session.answer = answer.round, now_s, answer
                 self._uncounted.append(answer)
             self._send(answer)
-            self._go_on(session, answer, now_s)
+            self._go_on(session, answer.session, now_s)
 
-    def _go_on(self, session: _Session, answer: Verified | Failed, now_s: float) -> None:
-        """Runs the block that counts on this answer, if this is what it counts on; else the session is away."""
-        follow_up = session.follow_up
-        if follow_up is not None and isinstance(answer, Verified) and _comes_true(follow_up, answer):
-            session.follow_up = None
-            self._start(session, follow_up, now_s)
-            return
-        self._refuse_follow_up(session)
-        self._gather.answered(answer.session)
+    def _go_on(self, session: _Session, name: str, now_s: float) -> None:
+        """Runs the block that waited for this answer, if this is what it counts on; else the session is away."""
+        follow_up, session.follow_up = session.follow_up, None
+        stream = self.routes.stream_of(name)
+        if follow_up is not None and stream is not None:
+            self.guarded(
+                Letter(stream, follow_up, now_s), lambda letter: self._judge(session, follow_up, letter.arrived_s)
+            )
+        if session.running is None:
+            self._gather.answered(name)
 
     def count_answers(self) -> None:
         """Counts verdicts, and what the engine did for them."""

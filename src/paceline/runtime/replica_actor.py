@@ -8,8 +8,9 @@ Each turn of the loop:
 4. if a pass is due and need not wait for more commands, run it in the model's thread, and those after it as long as
    nobody waits; apply their results.
 
-Nothing else touches the sessions or the model, and while a pass runs nobody does. `Close`, the room for sessions and
-the rule of epochs are the same for both and decided here; what other commands and results mean the subclass decides.
+Nothing else touches the sessions or the model, and while a pass runs nobody does, but for commands that are only noted
+for its end: they are applied when they come, if no other waits. `Close`, the room for sessions and the rule of epochs
+are the same for both and decided here; what other commands and results mean the subclass decides.
 """
 
 from __future__ import annotations
@@ -103,6 +104,10 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
     def apply(self, letter: Letter[CommandT, EventT]) -> None:
         """Applies one command other than `Close`; may raise, then the command is answered with `Failed`."""
 
+    def is_note(self, command: CommandT) -> bool:
+        """Whether the command touches nothing that a pass uses, so that it need not wait for the end of one."""
+        return False
+
     @abstractmethod
     def epoch_of(self, session: str) -> int | None:
         """Epoch of the session's owner; None when it is not open."""
@@ -177,6 +182,9 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
                 self.meter.failed(CapacityExceeded.code)
                 raise
             self._mailbox.put_reserved(letter)
+        if len(self._mailbox) == 1 and self.is_note(command):
+            self._mailbox.take()
+            self._apply_guarded(letter)
 
     def stream_ended(self, stream: EventStream[EventT]) -> None:
         """A stream will bring no more commands: its sessions become orphans."""
@@ -308,10 +316,14 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
             return []
 
     def _apply_guarded(self, letter: Letter[CommandT, EventT]) -> None:
+        self.guarded(letter, self._apply)
+
+    def guarded(self, letter: Letter[CommandT, EventT], do: Callable[[Letter[CommandT, EventT]], None]) -> None:
+        """Does what a command asks for. Whatever that raises is its answer, and hurts no other."""
         command = letter.command
         with log_context(session=command.session):
             try:
-                self._apply(letter)
+                do(letter)
             except PacelineError as error:
                 self._fail(letter, error)
             except Exception:

@@ -10,19 +10,19 @@ from paceline.engine.target import TargetEngine
 from paceline.messages import Close, Closed, Failed, NeedTokens, Verified, Verify
 from paceline.runtime.replica_actor import ActorLimits
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
-from paceline.token_log import TokenLog, extend_hash
+from paceline.token_log import extend_hash
 from tests.integration.replicas import GatedRunner, VerifierReplica, Writer, verifier_replica
 from tests.integration.test_verifier_service import PROMPT, VerifierLink, cycle_from, start, toy
 
 
-def follow_up(command: Verify, expected: tuple[int, ...], block: DraftTree, log: TokenLog) -> Verify:
+def follow_up(command: Verify, expected: tuple[int, ...], block: DraftTree) -> Verify:
     """The block after a command whose verdict is expected to be these tokens."""
     return Verify(
         command.session,
         command.epoch,
         command.round + 1,
         command.base_len + len(expected),
-        extend_hash(log.hash_at(command.base_len), expected),
+        extend_hash(command.prefix_hash, expected),
         block=block,
         follows=command.round,
         expected=expected,
@@ -59,7 +59,7 @@ async def judging(
         writer = Writer.start("s", PROMPT)
         await start(link, writer)
         command = writer.verify(DraftTree.chain(cycle_from(4, 2)))
-        following = follow_up(command, expected, DraftTree.chain(cycle_from(7, 3)), writer.log)
+        following = follow_up(command, expected, DraftTree.chain(cycle_from(7, 3)))
         yield Judging(runner, replica, link, writer, command, following)
 
 

@@ -11,12 +11,23 @@ from dataclasses import replace
 import pytest
 
 from paceline.engine.target import TargetEngine
-from paceline.messages import Close, Closed, Evicted, Failed, NeedTokens, Opened, Verified, VerifierCommand, Verify
+from paceline.messages import (
+    Close,
+    Closed,
+    Evicted,
+    Failed,
+    NeedTokens,
+    Opened,
+    Verified,
+    VerifierCommand,
+    VerifierEvent,
+    Verify,
+)
 from paceline.runtime.replica_actor import ActorLimits
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
 from tests.fakes.toy_runner import cycle_law, poisoned_law
 from tests.integration.replicas import GatedRunner, Writer
-from tests.integration.test_follow_up import Judging, judging
+from tests.integration.test_follow_up import Judging, follow_up, judging
 from tests.integration.test_verifier_service import CYCLE, PROMPT, cycle_from, start
 
 OTHER = (*cycle_from(4, 2), 60)
@@ -34,10 +45,12 @@ async def passing(
     """A session whose command is in a pass that waits for its gate."""
     async with judging(expected, runner=runner, limits=limits, engine_class=engine_class) as at:
         at.runner.gate.clear()
-        await at.link.send(at.command)
-        await at.runner.pass_entered()
-        yield at
-        at.runner.gate.set()
+        try:
+            await at.link.send(at.command)
+            await at.runner.pass_entered()
+            yield at
+        finally:
+            at.runner.gate.set()
 
 
 async def arrive(at: Judging, *commands: VerifierCommand) -> list[object]:
@@ -122,6 +135,56 @@ async def test_the_session_of_a_stream_that_ends_meanwhile_is_still_an_orphan() 
         at.runner.gate.set()
         await at.replica.quiet()
         assert len(at.runner.passes) >= 2
+
+
+class Stalling:
+    """A stream after whose first event the loop stands still until a pass has begun."""
+
+    name = "test"
+
+    def __init__(self, runner: GatedRunner) -> None:
+        self.went_on: list[bool] = []
+        self._runner = runner
+
+    def finish(self) -> None:
+        """Nothing is to be done."""
+
+    def send(self, event: VerifierEvent) -> None:
+        """Called with the end of a pass."""
+        if not self.went_on:
+            self._runner.entered.clear()
+            self._runner.gate.clear()
+            asyncio.get_running_loop().call_soon(self._stall)
+
+    def _stall(self) -> None:
+        self.went_on.append(self._runner.entered.wait(2.0))
+        self._runner.gate.set()
+
+
+async def test_its_pass_has_begun_before_the_verdict_is_on_its_way() -> None:
+    async with passing() as at:
+        stream = Stalling(at.runner)
+        at.replica.actor.submit(stream, at.following, 100)
+        at.runner.gate.set()
+        await at.replica.until(lambda: len(at.runner.passes) == 3)
+        assert stream.went_on == [True]
+
+
+async def test_passes_of_follow_ups_are_counted_as_any_others() -> None:
+    async with passing() as at:
+        last = follow_up(at.following, cycle_from(7, 4), DraftTree.chain(cycle_from(11, 1)))
+        assert await arrive(at, at.following) == []
+        at.runner.gate.set()
+        assert (await at.link.receive(Verified)).tokens == cycle_from(4, 3)
+        await at.link.send(last)
+        assert (await at.link.receive(Verified)).tokens == cycle_from(7, 4)
+        assert (await at.link.receive(Verified)).tokens == cycle_from(11, 2)
+        assert await at.link.ask(Close("s", 1), Closed) == Closed("s", 1)
+        counted = at.replica.actor.meter.registry.get_sample_value
+        assert counted("paceline_passes_total", {"outcome": "ok"}) == 4
+        assert counted("paceline_pass_tokens_sum") == 3 + 3 + 4 + 2
+        assert counted("paceline_queue_time_seconds_count") == 4
+        assert counted("paceline_verified_tokens_total") == 1 + 3 + 4 + 2
 
 
 # --- commands before it ---------------------------------------------------------------------------------------------

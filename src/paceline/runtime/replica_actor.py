@@ -6,7 +6,8 @@ Each turn of the loop:
 2. apply each to the sessions; one that raises fails alone;
 3. close orphans whose time is over;
 4. if a pass is due and need not wait for more commands, run it in the model's thread, and those after it as long as
-   nobody waits; apply their results.
+   nobody waits; apply their results. If these leave every session with work and nothing else is to be done, the next
+   pass begins at once, and what was done is counted meanwhile.
 
 Nothing else touches the sessions or the model, and while a pass runs nobody does, but for commands that are only noted
 for its end: they are applied when they come, if no other waits. `Close`, the room for sessions and the rule of epochs
@@ -92,6 +93,8 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
             reserved_items=2 * limits.max_sessions + limits.mailbox_items,
         )
         self._pass_started_s: float | None = None
+        self._under_way: asyncio.Future[list[Pass[ResultT]]] | None = None  # passes that nobody awaits yet
+        self._uncounted_passes: list[tuple[Pass[ResultT], PassSize | None]] = []
         self._running = False
         self._ended = asyncio.Event()
         self._no_sessions = asyncio.Event()
@@ -396,15 +399,28 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
 
     async def _passes(self, model: ModelThread) -> None:
         self.meter.began()
-        passes = await model.run(lambda: run_passes(self._run_pass, self._goes_on, self.clock), self._passes_done)
-        for one in passes:
-            self.meter.passed(one, None if isinstance(one.outcome, Exception) else self.size_of(one.outcome))
+        self._begin(model)
+        while self._under_way is not None:
+            under_way, self._under_way = self._under_way, None
+            await under_way
+            for one, size in self._uncounted_passes:
+                self.meter.passed(one, size)
+            self._uncounted_passes.clear()
+            self.count_answers()
         self.meter.ended()
 
-    def _passes_done(self, passes: list[Pass[ResultT]]) -> None:
+    def _begin(self, model: ModelThread) -> None:
+        self._under_way = model.run(
+            lambda: run_passes(self._run_pass, self._goes_on, self.clock),
+            lambda passes: self._passes_done(passes, model),
+        )
+
+    def _passes_done(self, passes: list[Pass[ResultT]], model: ModelThread) -> None:
         self._pass_started_s = None
         for one in passes:
             outcome = one.outcome
+            size = None if isinstance(outcome, Exception) else self.size_of(outcome)
+            self._uncounted_passes.append((one, size))
             if isinstance(outcome, PacelineError):
                 logger.warning("a pass failed: %s", outcome.message, extra={"code": outcome.code})
                 self.pass_failed(outcome)
@@ -415,6 +431,14 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
                 self.pass_done(outcome)
             if isinstance(outcome, Exception):
                 traceback.clear_frames(outcome.__traceback__)  # the error would keep the tensors of its pass
+        if self._all_go_on():
+            self._begin(model)
+
+    def _all_go_on(self) -> bool:
+        """Whether every session is in the next pass, and a turn of the loop would do nothing before that."""
+        if len(self._mailbox) or self._mailbox.draining or not self._running or self.routes.expired():
+            return False
+        return self.pass_due() and self.num_working == self.num_sessions and self.pass_delay_s() <= 0
 
     def _run_pass(self) -> ResultT:
         self._pass_started_s = self.clock()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -134,11 +135,15 @@ class ToyRunner:
         """What is stored itself: a row of features is the token and its position."""
         return FeaturePlane(FeatureTaps(), self.pool.groups[0][0, 0]).of(kv)
 
-    def forward(self, batch: Sequence[SequencePass]) -> list[torch.Tensor]:
+    def forward(self, batch: Sequence[SequencePass], *, wait: bool = True) -> list[torch.Tensor]:
         self.passes.append(tuple(part.num_tokens for part in batch))
+        batch = [_read_token(part) for part in batch]
         for part in batch:
             self._write(part)
         return [self._logits(part) for part in batch]
+
+    def synchronize(self) -> None:
+        """Nothing is left to be done."""
 
     def prefix(self, kv: SequenceKV) -> tuple[int, ...]:
         """Tokens of the sequence's computed rows, checked."""
@@ -173,3 +178,10 @@ class ToyRunner:
         if not wanted:
             return torch.empty(0, self._info.vocab_size)
         return torch.stack([self.law(self._read(part.kv, visible)) for visible in wanted])
+
+
+def _read_token(part: SequencePass) -> SequencePass:
+    """The part with the token that only the device knew."""
+    if part.last_on_device is None:
+        return part
+    return replace(part, tokens=(*part.tokens[:-1], *part.last_on_device.tolist()), last_on_device=None)

@@ -65,7 +65,7 @@ class PacedRunner(ToyRunner):
         super().__init__(law, VOCAB, max_model_len=256)
         self._pace = pace
 
-    def forward(self, batch: Sequence[SequencePass]) -> list[torch.Tensor]:
+    def forward(self, batch: Sequence[SequencePass], *, wait: bool = True) -> list[torch.Tensor]:
         self._pace.pass_through()
         return super().forward(batch)
 

@@ -293,7 +293,7 @@ class GatedRunner(ToyRunner):
         self.gate.set()
         self.entered = threading.Event()
 
-    def forward(self, batch: Sequence[SequencePass]) -> list[torch.Tensor]:
+    def forward(self, batch: Sequence[SequencePass], *, wait: bool = True) -> list[torch.Tensor]:
         if not self.gate.is_set():
             self.entered.set()
             assert self.gate.wait(RECEIVE_TIMEOUT_S), "the test never opened the gate"

@@ -34,7 +34,7 @@ def expected(prompt: Sequence[int]) -> list[int]:
 class SlowRunner(ToyRunner):
     """A toy whose pass takes a few milliseconds, so that streams last while the fleet changes."""
 
-    def forward(self, batch: Sequence[SequencePass]) -> list[torch.Tensor]:
+    def forward(self, batch: Sequence[SequencePass], *, wait: bool = True) -> list[torch.Tensor]:
         time.sleep(0.004)
         return super().forward(batch)
 

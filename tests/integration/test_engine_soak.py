@@ -42,7 +42,7 @@ class FaultyRunner(ToyRunner):
         law = poisoned_law(LAW, lambda prefix: prefix[0] == NAN and len(prefix) >= 12)
         super().__init__(law, VOCAB, max_model_len=64, num_pages=num_pages, page_tokens=PAGE_TOKENS)
 
-    def forward(self, batch: Sequence[SequencePass]) -> list[torch.Tensor]:
+    def forward(self, batch: Sequence[SequencePass], *, wait: bool = True) -> list[torch.Tensor]:
         self.passes.clear()  # or the list of passes would be the leak that is looked for
         if any(part.kv.num_rows == 0 and part.tokens[0] == BROKEN for part in batch):
             raise RuntimeError("kernel fault")

@@ -52,7 +52,7 @@ def server() -> Iterator[Server]:
 class SlowRunner(ToyRunner):
     """A toy target slow enough to be in the middle of something when its gateway dies."""
 
-    def forward(self, batch: Sequence[SequencePass]) -> list[torch.Tensor]:
+    def forward(self, batch: Sequence[SequencePass], *, wait: bool = True) -> list[torch.Tensor]:
         time.sleep(PASS_S)
         return super().forward(batch)
 

@@ -29,7 +29,7 @@ class FreezingRunner(GatedRunner):
         super().__init__(LAW, VOCAB, max_model_len=256)
         self.freeze_after = freeze_after
 
-    def forward(self, batch: Sequence[SequencePass]) -> list[torch.Tensor]:
+    def forward(self, batch: Sequence[SequencePass], *, wait: bool = True) -> list[torch.Tensor]:
         if len(self.passes) == self.freeze_after:
             self.gate.clear()
             self.freeze_after = None

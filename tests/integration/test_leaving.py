@@ -43,7 +43,7 @@ class PacedRunner(ToyRunner):
         super().__init__(law, VOCAB, max_model_len=MAX_MODEL_LEN, num_pages=4096)
         self._pace = pace
 
-    def forward(self, batch: Any) -> Any:
+    def forward(self, batch: Any, *, wait: bool = True) -> Any:
         self._pace.pass_through()
         return super().forward(batch)
 

@@ -22,7 +22,7 @@ NUM_ROUNDS = 20
 class PacedRunner(ToyRunner):
     """A toy whose passes take as long as those of a small model."""
 
-    def forward(self, batch: Sequence[SequencePass]) -> list[torch.Tensor]:
+    def forward(self, batch: Sequence[SequencePass], *, wait: bool = True) -> list[torch.Tensor]:
         time.sleep(0.01)
         return super().forward(batch)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Gauge
 
-from paceline.drafting.method import DraftJob, DraftMethod, SelfChecking
+from paceline.drafting.method import DraftJob, DraftMethod, DraftsAtOnce, SelfChecking
 from paceline.errors import Fenced, InvalidArgument, NotFound, PacelineError
 from paceline.kv_usage import HoldsRows, KvUsage
 from paceline.messages import (
@@ -307,15 +307,22 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, DraftStep]):
         return bool(self._due)
 
     def run_pass(self) -> DraftStep:
-        """One step of every job, in the model's thread."""
+        """One step of every job, or all steps of one that is alone; in the model's thread."""
         running = tuple(self._due.values())
         started_s = self.clock()
         had = sum(len(entry.job.tokens) for entry in running)
         jobs = [entry.job for entry in running]
-        self._method.advance([*jobs, *self._foresight.beside(jobs)])
+        if not self._drafts_at_once(running[0]):
+            self._method.advance([*jobs, *self._foresight.beside(jobs)])
         num_tokens = sum(len(entry.job.tokens) for entry in running) - had
         over = tuple([entry for entry in running if entry.is_over])
         return DraftStep(running, over, num_tokens, started_s, self.clock())
+
+    def _drafts_at_once(self, entry: RunningDraft) -> bool:
+        """Drafts what the only session waits for; nobody could ask for anything else meanwhile but to leave."""
+        if len(self._sessions) > 1 or entry.command.assumed or not isinstance(self._method, DraftsAtOnce):
+            return False
+        return self._method.draft_at_once(entry.job)
 
     def pass_goes_on(self, result: DraftStep) -> bool:
         """Whether every job of the step goes on."""

@@ -15,15 +15,19 @@ from enum import Enum
 import torch
 
 from paceline.drafting.draft_id_map import DraftIdMap
-from paceline.drafting.draft_runner import DraftRunner, Feed
+from paceline.drafting.draft_runner import DraftRunner, DraftsChains, Feed
 from paceline.drafting.method import DraftJob, MethodInfo
 from paceline.drafting.rows import rows_to_keep
+from paceline.engine.best_token import takes_the_best
 from paceline.engine.draft_candidates import best_drafts, draft_candidates
 from paceline.engine.draft_sampling import draw_drafts
 from paceline.engine.sampling import DraftChoice, DraftRow
 from paceline.errors import ConfigurationError
 from paceline.kv_usage import KvUsage
 from paceline.messages import AcceptanceRule, SamplingParams
+
+_MOST_AT_ONCE = 8
+"""Steps without a look at what has come meanwhile: as many as most drafts have."""
 
 
 class DraftSampleMethod(Enum):
@@ -160,6 +164,25 @@ class DraftModelMethod:
         if chosen:
             self._choose(chosen)
 
+    def draft_at_once(self, job: DraftJob) -> bool:
+        """Takes the steps of a greedy draft without a wait between them; see `DraftsAtOnce`."""
+        sampling = job.sampling_without_chance
+        if not isinstance(self._runner, DraftsChains) or self._id_map or job.num_candidates:
+            return False
+        if job.done or self._is_drawn(job) or not takes_the_best(sampling):
+            return False
+        for _, held, feed in self._plan([job]):
+            num_steps = min(job.max_depth - len(job.tokens), _MOST_AT_ONCE)
+            result = self._runner.forward_chain(feed, num_steps, self._info.vocab_size)
+            if result is None:
+                return False
+            self._held[job.session] = held
+            job.done = result.error is not None
+            for choice in result.choices:
+                self._append_choice(job, choice)
+            held.tokens.extend(choice.token for choice in result.choices[:-1] if choice is not None)
+        return True
+
     def _plan(self, jobs: Sequence[DraftJob]) -> list[tuple[DraftJob, _Held, Feed]]:
         """What each job wants to be fed, and holds then; jobs that cannot be served are marked done."""
         planned: list[tuple[DraftJob, _Held, Feed]] = []
@@ -249,16 +272,19 @@ class DraftModelMethod:
 
     def _append(self, chosen: Sequence[tuple[DraftJob, torch.Tensor]], choices: Sequence[DraftChoice | None]) -> None:
         for (job, _), choice in zip(chosen, choices, strict=True):
-            if choice is None:
-                # Rows that give no finite logits may not be finite either: the next draft computes them anew.
-                self._runner.discard(job.session)
-                job.done = True
-                continue
-            job.tokens.append(choice.token)
-            job.confidences.append(choice.confidence)
-            if choice.draft_probs is not None:
-                job.draft_probs.append(choice.draft_probs)
-            job.done = len(job.tokens) >= job.max_depth
+            self._append_choice(job, choice)
+
+    def _append_choice(self, job: DraftJob, choice: DraftChoice | None) -> None:
+        if choice is None:
+            # Rows that give no finite logits may not be finite either: the next draft computes them anew.
+            self._runner.discard(job.session)
+            job.done = True
+            return
+        job.tokens.append(choice.token)
+        job.confidences.append(choice.confidence)
+        if choice.draft_probs is not None:
+            job.draft_probs.append(choice.draft_probs)
+        job.done = len(job.tokens) >= job.max_depth
 
 
 def _draft_row(job: DraftJob, sampling: SamplingParams) -> DraftRow:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
+from paceline.engine.sampling import DraftChoice
 from paceline.errors import PacelineError
 from paceline.kv_usage import KvUsage
 
@@ -104,3 +105,35 @@ class DraftRunner(Protocol):
 
     def close(self, session: str) -> None:
         """Frees what the session holds; unknown sessions are closed already."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainResult:
+    """What became of a `Feed` and the steps after it.
+
+    Attributes:
+        choices: the best token of each step; None where the row was not finite, which is the last one then.
+        error: why the session could not be fed.
+    """
+
+    choices: tuple[DraftChoice | None, ...] = ()
+    error: PacelineError | None = None
+
+
+@runtime_checkable
+class DraftsChains(Protocol):
+    """A `DraftRunner` that takes several steps of one session without a wait for the device between them."""
+
+    def forward_chain(self, feed: Feed, num_steps: int, vocab_size: int) -> ChainResult | None:
+        """Feeds a session, then each best token in turn.
+
+        Afterwards the session's rows are those of its tokens and of all choices but the last.
+
+        Args:
+            feed: what comes first.
+            num_steps: most tokens to choose, at least 1; may be fewer where the session has no room for more.
+            vocab_size: ids at or above it are never chosen.
+
+        Returns:
+            What was chosen; None where all that is to be fed does not go into one pass: feed it step by step.
+        """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
-from paceline.drafting.method import DraftJob, DraftMethod
+from paceline.drafting.method import DraftJob, DraftMethod, DraftsAtOnce
 from paceline.engine.local import DrawnChain
 from paceline.messages import AcceptanceRule, SamplingParams
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
@@ -44,7 +44,8 @@ class LocalDrafter:
     def _draft(self, context: Sequence[int], max_depth: int, rule: AcceptanceRule) -> DrawnChain:
         job = DraftJob(self.session, tuple(context), max_depth, self._sampling, self._generation_start, rule=rule)
         while not job.done:
-            self._method.advance([job])
+            if not (isinstance(self._method, DraftsAtOnce) and self._method.draft_at_once(job)):
+                self._method.advance([job])
         self.last = job
         return DrawnChain(DraftTree.chain(job.tokens) if job.tokens else EMPTY_BLOCK, tuple(job.draft_probs))
 

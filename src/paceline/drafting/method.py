@@ -144,6 +144,20 @@ class DraftMethod(Protocol):
 
 
 @runtime_checkable
+class DraftsAtOnce(Protocol):
+    """A method that can take the steps of a draft without coming back between them."""
+
+    def draft_at_once(self, job: DraftJob) -> bool:
+        """Takes steps of a job, all or many: for a draft that somebody waits for, and nobody for anything else.
+
+        What it proposes is what `advance` would propose.
+
+        Returns:
+            False where this job has to go step by step; nothing has been done then.
+        """
+
+
+@runtime_checkable
 class SelfChecking(Protocol):
     """A method that can check its own tables."""
 

@@ -12,14 +12,19 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.drafting.draft_runner import DraftRunnerInfo, Feed, FeedResult
-from paceline.engine.runner import ModelRunner
-from paceline.engine.scheduler import Scheduler, SchedulerOptions, SchedulerStats
+from paceline.drafting.draft_runner import ChainResult, DraftRunnerInfo, Feed, FeedResult
+from paceline.engine.best_token import BestToken, best_token, read, side_by_side
+from paceline.engine.runner import ModelRunner, SequencePass
+from paceline.engine.scheduler import READY_TOKENS, Scheduler, SchedulerOptions, SchedulerStats
 from paceline.engine.wants import Holder, Part, Want
 from paceline.errors import CapacityExceeded, ModelError, PacelineError
 from paceline.kv_usage import KvUsage
 
 _log = logging.getLogger(__name__)
+
+
+_UNREAD = (0,)
+"""Stands for a token that only the device knows."""
 
 
 class TorchDraftRunner:
@@ -95,6 +100,39 @@ class TorchDraftRunner:
             results[part.index] = result
         return results
 
+    def forward_chain(self, feed: Feed, num_steps: int, vocab_size: int) -> ChainResult | None:
+        """Takes several steps of one session; see `DraftsChains.forward_chain`."""
+        holder = self._holders[feed.session]
+        kv = holder.kv
+        kv.rollback(feed.keep_rows)
+        num_new = len(feed.tokens) - kv.num_rows
+        num_steps = min(num_steps, self._info.max_model_len - len(feed.tokens) + 1)
+        if num_new > READY_TOKENS or kv.pages_to_reserve(num_new + num_steps - 1) > self._runner.pool.pages_available:
+            return None
+        parts = self._scheduler.plan([Want(holder, feed.tokens)]).parts
+        if not parts:
+            return None
+        sequence = parts[0].sequence
+        chosen: list[BestToken] = []
+        try:
+            for left in reversed(range(num_steps)):
+                (logits,) = self._runner.forward([sequence], wait=False)
+                kv.commit(len(sequence.tokens))
+                if not chosen and feed.is_context:
+                    kv.publish(feed.tokens)
+                chosen.append(best_token(logits, vocab_size))
+                if left:
+                    kv.reserve(1)
+                    sequence = SequencePass(kv, _UNREAD, num_logits=1, last_on_device=chosen[-1].token)
+            made = side_by_side(chosen)
+            self._runner.synchronize()
+            choices = read(made)
+        except Exception as error:
+            kv.rollback(len(feed.tokens) - 1)  # whatever was not committed, and drafts that nobody will hear of
+            return ChainResult(error=_failure(feed, error))
+        num_usable = choices.index(None) + 1 if None in choices else len(choices)
+        return ChainResult(tuple(choices[:num_usable]))
+
     def _run(self, parts: Sequence[Part], batch: Sequence[Feed]) -> list[FeedResult]:
         try:
             outputs = self._runner.forward([part.sequence for part in parts])
@@ -102,10 +140,8 @@ class TorchDraftRunner:
             # Whatever a model raises: the sessions that are not at fault must go on, so each is tried alone.
             if len(parts) > 1:
                 return [result for part in parts for result in self._run([part], batch)]
-            _log.warning("draft session %s cannot be fed: %s", batch[parts[0].index].session, error)
             parts[0].sequence.kv.commit(0)
-            failure = error if isinstance(error, PacelineError) else ModelError(f"the draft model failed: {error}")
-            return [FeedResult(error=failure)]
+            return [FeedResult(error=_failure(batch[parts[0].index], error))]
         return [self._keep(part, batch[part.index], logits) for part, logits in zip(parts, outputs, strict=True)]
 
     @staticmethod
@@ -125,3 +161,9 @@ class TorchDraftRunner:
         holder = self._holders.pop(session, None)
         if holder is not None:
             self._scheduler.forget(holder)
+
+
+def _failure(feed: Feed, error: Exception) -> PacelineError:
+    """What a model raised, as the session's error."""
+    _log.warning("draft session %s cannot be fed: %s", feed.session, error)
+    return error if isinstance(error, PacelineError) else ModelError(f"the draft model failed: {error}")

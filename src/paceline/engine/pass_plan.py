@@ -254,7 +254,12 @@ def plan_pass(batch: Sequence[SequencePass], device: torch.device) -> PassPlan:
 
     The rows that the parts write must be reserved. A sequence whose pages are badly scattered is moved together first.
     """
-    return join_rows([_new_rows(part, device) for part in batch], device)
+    plan = join_rows([_new_rows(part, device) for part in batch], device)
+    for part, rows in zip(batch, plan.sequences, strict=True):
+        if part.last_on_device is not None:
+            column = rows.start + len(part.tokens) - 1
+            plan.token_ids[0, column : column + 1] = part.last_on_device
+    return plan
 
 
 def join_rows(parts: Sequence[NewRows], device: torch.device) -> PassPlan:

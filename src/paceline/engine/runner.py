@@ -32,6 +32,8 @@ class SequencePass:
             a prefill chunk needs 0.
         num_ahead: rows after kv.num_rows that come before `tokens`: earlier passes wrote them in the first layers, the
             only ones that this part goes through.
+        last_on_device: the last of `tokens`, which holds any number in its place, where the pass before this one chose
+            it and nobody has read it # [1] int64
     """
 
     kv: SequenceKV
@@ -39,6 +41,7 @@ class SequencePass:
     tree: DraftTree = EMPTY_BLOCK
     num_logits: int = 0
     num_ahead: int = 0
+    last_on_device: torch.Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -89,14 +92,25 @@ class ModelRunner(Protocol):
     def new_sequence(self) -> SequenceKV:
         """An empty sequence in this runner's pool; free it with `SequenceKV.free`."""
 
-    def forward(self, batch: Sequence[SequencePass]) -> list[torch.Tensor]:
+    def forward(self, batch: Sequence[SequencePass], *, wait: bool = True) -> list[torch.Tensor]:
         """Runs one pass.
 
         Writes the fed tokens' key/value rows after `kv.num_rows` without making them part of the sequence: the caller
         keeps what it wants with `SequenceKV.commit`, and has reserved the rows with `SequenceKV.reserve`.
 
+        Args:
+            batch: its parts, of different sequences.
+            wait: whether the result is read now. If not, this may return before the device has come to it, more work
+                for the device follows, and then `synchronize`.
+
         Returns:
             Per part, float32 logits # [num_logits, vocab_size], row i for the (num_logits - i)-th last fed token.
+        """
+
+    def synchronize(self) -> None:
+        """Returns when the device has come to the end of passes that were not waited for.
+
+        Nothing is to be done where reading a result waits for it, as it does with torch.
         """
 
     def features(self, kv: SequenceKV) -> FeatureRows:

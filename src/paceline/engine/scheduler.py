@@ -45,7 +45,7 @@ from paceline.engine.wants import Holder, Part, Plan, Want
 from paceline.errors import ConfigurationError
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree
 
-_READY_TOKENS = 2
+READY_TOKENS = 2
 """Chain of a want that is ready: the pending token, or in a drafter the last accepted draft and the bonus token."""
 _PAGE_END_COST = 8
 """A chunk may be shorter by one token in so many, so that it ends with a page."""
@@ -75,10 +75,10 @@ class SchedulerOptions:
             raise ConfigurationError(
                 f"prefill_share ({self.prefill_share}) must lie between 0 and 1", field="prefill_share"
             )
-        if self.max_batch_tokens - self.chunk_tokens < _READY_TOKENS:
+        if self.max_batch_tokens - self.chunk_tokens < READY_TOKENS:
             raise ConfigurationError(
                 f"max_batch_tokens ({self.max_batch_tokens}) with a prefill_share of {self.prefill_share} leaves no "
-                f"{_READY_TOKENS} tokens for decoding: raise the first or lower the second",
+                f"{READY_TOKENS} tokens for decoding: raise the first or lower the second",
                 field="max_batch_tokens",
             )
 
@@ -201,13 +201,13 @@ class _Planning:
         ready: list[int] = []
         behind: list[int] = []
         for index, want in enumerate(self._wants):
-            (ready if want.num_chain <= _READY_TOKENS else behind).append(index)
+            (ready if want.num_chain <= READY_TOKENS else behind).append(index)
         blocked = [index for index, want in enumerate(self._wants) if want.holder.blocked]
         blocked.sort(key=lambda index: self._wants[index].holder.arrival)
         chunk_left = self._chunk_tokens(ready, behind) if behind else 0
         self._ready_tokens = ready_left = self._scheduler.options.max_batch_tokens - chunk_left
         for index in blocked:
-            if self._wants[index].num_chain <= _READY_TOKENS:
+            if self._wants[index].num_chain <= READY_TOKENS:
                 ready_left -= self._plan_ready(index, ready_left)
             else:
                 chunk_left -= self._plan_chunk(index, chunk_left)

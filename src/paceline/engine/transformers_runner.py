@@ -71,7 +71,7 @@ class TransformersRunner:
         return self.pool.new_sequence()
 
     @torch.inference_mode()
-    def forward(self, batch: Sequence[SequencePass]) -> list[torch.Tensor]:
+    def forward(self, batch: Sequence[SequencePass], *, wait: bool = True) -> list[torch.Tensor]:
         """Runs one pass; see `ModelRunner.forward`."""
         plan = plan_pass(batch, self._device)
         self._attention.plan = plan
@@ -86,6 +86,9 @@ class TransformersRunner:
         if self._features is not None and self._states is not None:
             self._features.write(plan.write, self._states.take())
         return list(logits[: len(plan.wanted)].float().split(plan.num_wanted))
+
+    def synchronize(self) -> None:
+        """Does nothing: who reads a result waits for it."""
 
     def features(self, kv: SequenceKV) -> SequenceFeatures:
         """The features of a sequence's rows; see `ModelRunner.features`."""

@@ -12,6 +12,7 @@ from paceline.drafting.draft_runner import Feed
 from paceline.drafting.method import DraftJob
 from paceline.drafting.torch_runner import TorchDraftRunner
 from paceline.engine.loader import load_model
+from paceline.engine.native.native_runner import NativeRunner
 from paceline.engine.runner_options import RunnerOptions
 from paceline.engine.transformers_runner import TransformersRunner
 from paceline.errors import CapacityExceeded
@@ -121,3 +122,26 @@ def test_logits_come_only_where_they_are_wanted(shared_runner: TorchDraftRunner)
     assert shared_runner.forward([]) == []
     for session in ("a", "b"):
         shared_runner.close(session)
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["transformers", "native"])
+def test_steps_taken_at_once_give_the_tokens_of_single_steps(tiny_llama_dir: Path, native: bool) -> None:
+    options = RunnerOptions(kv_bytes=4 << 20)
+    loaded = load_model(tiny_llama_dir)
+    method = DraftModelMethod(
+        TorchDraftRunner(NativeRunner(loaded, options) if native else TransformersRunner(loaded, options))
+    )
+    method.open("at once")
+    method.open("step by step")
+    context = list(PROMPT)
+    for accepted in (6, 0, 3, 6, 1):
+        stepwise = draft(method, "step by step", context, 6)
+        job = DraftJob("at once", tuple(context), 6, GREEDY)
+        while not job.done:
+            if not method.draft_at_once(job):
+                method.advance([job])
+        method.check_integrity()
+        assert job.tokens == stepwise.tokens
+        assert job.confidences == pytest.approx(stepwise.confidences, rel=1e-4)
+        assert method.kv_len("at once") == method.kv_len("step by step")
+        context += [*job.tokens[:accepted], 7]

@@ -52,6 +52,20 @@ class Fives:
             job.done = len(job.tokens) >= job.max_depth
 
 
+@dataclass
+class Whole(Fives):
+    """Who takes the steps of a draft at once where it is asked to."""
+
+    at_once: int = 0
+
+    def draft_at_once(self, job: DraftJob) -> bool:
+        """All tokens."""
+        self.at_once += 1
+        while not job.done:
+            self.advance([job])
+        return True
+
+
 class Answers:
     """A stream that keeps what is sent."""
 
@@ -159,3 +173,24 @@ async def test_what_was_prepared_for_one_request_is_not_given_to_the_next() -> N
         actor.submit(stream, opened("s", 2, (*PROMPT, 6), "b"), 0)
         actor.submit(stream, draft("s", 2, 1, (*PROMPT, 6), 2), 0)
         assert (await stream.drafted()).method == "b"
+
+
+async def test_what_the_only_session_waits_for_is_drafted_at_once() -> None:
+    stream, method = Answers(), Whole()
+    async with running(method) as actor:
+        actor.submit(stream, opened("s", 1, PROMPT), 100)
+        actor.submit(stream, draft("s", 1, 1, PROMPT, 4), 100)
+        assert (await stream.drafted()).block.tokens == (5, 5, 5, 5)
+        assert method.at_once == 1
+
+
+async def test_drafts_ahead_and_those_of_several_sessions_go_step_by_step() -> None:
+    stream, method = Answers(), Whole()
+    async with running(method) as actor:
+        actor.submit(stream, opened("s", 1, PROMPT), 100)
+        actor.submit(stream, draft("s", 1, 1, PROMPT, 4, assumed=(5, 5)), 100)
+        assert (await stream.drafted()).block.tokens == (5, 5, 5, 5)
+        actor.submit(stream, opened("other", 1, PROMPT), 100)
+        actor.submit(stream, draft("s", 1, 2, PROMPT, 4), 100)
+        assert (await stream.drafted()).block.tokens == (5, 5, 5, 5)
+        assert method.at_once == 0

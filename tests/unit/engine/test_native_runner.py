@@ -260,7 +260,7 @@ def test_a_model_that_fails_the_check_is_served_by_the_other_runner(
     class Wrong(NativeRunner):
         """Adds one to every logit."""
 
-        def forward(self, batch: Sequence[SequencePass]) -> list[torch.Tensor]:
+        def forward(self, batch: Sequence[SequencePass], *, wait: bool = True) -> list[torch.Tensor]:
             return [logits + 1.0 for logits in super().forward(batch)]
 
     monkeypatch.setattr(load_runner_module, "NativeRunner", Wrong)

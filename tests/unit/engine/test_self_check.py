@@ -22,7 +22,7 @@ class Recurrent(ToyRunner):
 
     fed = 0
 
-    def forward(self, batch: Sequence[SequencePass]) -> list[torch.Tensor]:
+    def forward(self, batch: Sequence[SequencePass], *, wait: bool = True) -> list[torch.Tensor]:
         logits = super().forward(batch)
         self.fed += sum(part.tree.num_draft_tokens for part in batch)
         return [rows + self.fed for rows in logits]
@@ -41,7 +41,7 @@ class TreeBlind(ToyRunner):
 class Leaky(ToyRunner):
     """A row's logits depend on its neighbours in the batch."""
 
-    def forward(self, batch: Sequence[SequencePass]) -> list[torch.Tensor]:
+    def forward(self, batch: Sequence[SequencePass], *, wait: bool = True) -> list[torch.Tensor]:
         return [rows + len(batch) - 1 for rows in super().forward(batch)]
 
 
@@ -56,7 +56,7 @@ class Blind(ToyRunner):
 class Poisoned(ToyRunner):
     """Gives no numbers."""
 
-    def forward(self, batch: Sequence[SequencePass]) -> list[torch.Tensor]:
+    def forward(self, batch: Sequence[SequencePass], *, wait: bool = True) -> list[torch.Tensor]:
         return [rows * float("nan") for rows in super().forward(batch)]
 
 

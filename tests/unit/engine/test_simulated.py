@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from itertools import islice
 
 import pytest
+import torch
 
 from paceline.drafting.draft_model import DraftModelMethod
 from paceline.drafting.local import LocalDrafter
 from paceline.drafting.torch_runner import TorchDraftRunner
 from paceline.engine.local import LocalRequest, generate
+from paceline.engine.runner import SequencePass
 from paceline.engine.simulated.pass_time import Alarm, PassTime
 from paceline.engine.simulated.runner import SimulatedModel, SimulatedRunner
 from paceline.engine.simulated.text import SimulatedText
@@ -96,6 +98,33 @@ def test_the_thread_waits_for_the_stated_time_and_uses_no_cpu_for_it() -> None:
     owner.verify()
     assert time.perf_counter() - started_s >= 0.030
     assert time.thread_time() - cpu_s < 0.025
+
+
+def test_passes_that_nobody_waits_for_are_done_one_after_the_other() -> None:
+    runner = _runner(pass_time=PassTime(20.0, 0.0))
+    kv = runner.new_sequence()
+    started_s = time.perf_counter()
+    tokens: list[int] = []
+    chosen: torch.Tensor | None = None
+    for left in (2, 1, 0):
+        kv.reserve(1)
+        part = SequencePass(kv, (5 if chosen is None else 0,), num_logits=1, last_on_device=chosen)
+        (logits,) = runner.forward([part], wait=False)
+        if left == 2:
+            handed_over_s = time.perf_counter() - started_s
+        kv.commit(1)
+        chosen = logits.argmax(-1)
+        tokens += chosen.tolist()
+    runner.synchronize()
+    assert time.perf_counter() - started_s >= 0.060
+    assert handed_over_s < 0.020
+    kv.free()
+    kv = runner.new_sequence()
+    for token, expected in zip((5, *tokens), tokens, strict=False):
+        kv.reserve(1)
+        (logits,) = runner.forward([SequencePass(kv, (token,), num_logits=1)])
+        kv.commit(1)
+        assert int(logits.argmax()) == expected
 
 
 def test_a_deadline_in_the_past_is_no_wait() -> None:

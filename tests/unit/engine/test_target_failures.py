@@ -132,7 +132,7 @@ def test_a_row_that_is_not_finite_on_a_discarded_draft_does_no_harm() -> None:
 class BrokenRunner(ToyRunner):
     """Raises for every batch that holds a poisoned token."""
 
-    def forward(self, batch: Sequence[SequencePass]) -> list[torch.Tensor]:
+    def forward(self, batch: Sequence[SequencePass], *, wait: bool = True) -> list[torch.Tensor]:
         if any(13 in part.tokens for part in batch):
             raise RuntimeError("kernel fault")
         return super().forward(batch)

@@ -87,7 +87,7 @@ class NativeRunner:
         return self.pool.new_sequence()
 
     @torch.inference_mode()
-    def forward(self, batch: Sequence[SequencePass]) -> list[torch.Tensor]:
+    def forward(self, batch: Sequence[SequencePass], *, wait: bool = True) -> list[torch.Tensor]:
         """Runs one pass; see `ModelRunner.forward`."""
         kept = take_ahead(batch)
         if kept is not None and self._features is not None and self._features.taps.needs_layers(kept.num_layers):
@@ -133,6 +133,9 @@ class NativeRunner:
     def head_rows(self, token_ids: torch.Tensor) -> torch.Tensor:  # [n] int64 -> [n, hidden_size]
         """A copy of the head's rows for some tokens, for a head of fewer tokens."""
         return head_rows(self.model.head, token_ids.to(self._device))
+
+    def synchronize(self) -> None:
+        """Does nothing: who reads a result waits for it."""
 
     def features(self, kv: SequenceKV) -> SequenceFeatures:
         """The features of a sequence's rows; see `ModelRunner.features`."""

@@ -5,5 +5,6 @@
     runner.py     the `ModelRunner` of these two
 
 Everything around a pass is the real thing: batching, pages, rollback, sampling, judging, the wire. So what a fleet of
-simulated devices does not reach of its ideal (`paceline.benchmark.ideal`) is what the software costs.
+simulated devices does not reach of its ideal (`paceline.benchmark.ideal`) is what the software costs. What a GPU would
+hide, launching passes that nobody waits for, the simulated one hides too.
 """

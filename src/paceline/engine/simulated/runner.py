@@ -4,11 +4,13 @@ Where a model stores keys and values it stores the hash of the prefix (`Simulate
 compacting, sharing and rolling back move the same things, and a stale or missing row writes another text.
 
 The device is busy for the whole pass: the thread that runs it sleeps until the stated time is over, counted from the
-pass's begin, so that looking up tokens costs nothing beside it.
+pass's begin, so that looking up tokens costs nothing beside it. Like a GPU it takes passes in order, and one that is
+handed over before the last one is done begins when that is.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -108,6 +110,7 @@ class SimulatedRunner:
         self._num_candidates = _NUM_CANDIDATES if model.candidates else 1
         self._pass_time = model.pass_time
         self._alarm = Alarm()
+        self._idle_from_s = -math.inf
         self._vocab_size = vocab_size
         max_len = max_model_len or DEFAULT_MAX_MODEL_LEN
         # A page more for each, since the last one is rarely full.
@@ -144,12 +147,18 @@ class SimulatedRunner:
         """
         raise ConfigurationError("a simulated model has no hidden states: set served_features to none", field="taps")
 
-    def forward(self, batch: Sequence[SequencePass]) -> list[torch.Tensor]:
-        """Runs one pass; see `ModelRunner.forward`. Returns when the device would have."""
-        started_s = time.perf_counter()
+    def forward(self, batch: Sequence[SequencePass], *, wait: bool = True) -> list[torch.Tensor]:
+        """Runs one pass; see `ModelRunner.forward`. If somebody waits, returns when the device would have."""
+        begins_s = max(time.perf_counter(), self._idle_from_s)
+        self._idle_from_s = begins_s + self._pass_time.seconds(sum(part.num_tokens for part in batch))
         logits = [self._part(part) for part in batch]
-        self._alarm.wait_until(started_s + self._pass_time.seconds(sum(part.num_tokens for part in batch)))
+        if wait:
+            self.synchronize()
         return logits
+
+    def synchronize(self) -> None:
+        """Returns when the device would be done with all passes."""
+        self._alarm.wait_until(self._idle_from_s)
 
     def _part(self, part: SequencePass) -> torch.Tensor:
         """Writes a part's rows; logits of its last ones # [num_logits, vocab_size]."""
@@ -157,7 +166,8 @@ class SimulatedRunner:
         first = max(start - 1, 0)
         slots = part.kv.slot_list(first, start + part.num_tokens)
         state = int(self._states[slots[0]]) if start else self._text.start
-        states = self._text.after(state, part.tokens)
+        last = part.tokens[-1:] if part.last_on_device is None else part.last_on_device.tolist()
+        states = self._text.after(state, (*part.tokens[:-1], *last))
         # Nodes of a tree come after their parents; the root is the last of the tokens.
         nodes = states[-1:]
         for token, parent in zip(part.tree.tokens, part.tree.parents, strict=True):

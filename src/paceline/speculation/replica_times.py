@@ -9,7 +9,7 @@ possible and serves most of them:
 |---|---|---|
 | `together_s` | no longer than the verifier waits for company | the draft of all, then the pass of all |
 | `halves_s` | no longer than a pass | two passes of one half each, while the other half drafts |
-| `passing_s` | any time | as many passes as go by meanwhile; they are smaller |
+| `passing_s` | any time | as many passes as go by meanwhile; they are smaller, and a follow-up misses none |
 """
 
 from __future__ import annotations
@@ -156,16 +156,18 @@ class VerifierTimes:
         A verifier that is busy runs one pass after another. Sessions that are all back at once are in every pass; one
         that waits for a draft misses a pass, or as many as fit into the draft's time, and those that it is in are
         smaller. So a short draft takes as long as a pass, and one that takes no longer costs no more. Where some wait
-        the others miss a pass too: when they are back, those that had waited have just begun one.
+        the others miss a pass too: when they are back, those that had waited have just begun one. Only follow-ups miss
+        none: they are there before the verdict that they count on.
 
         Args:
             num_draft_tokens: size of the block.
-            waits: from a verdict to the next block, in seconds, each with its share of the rounds.
+            waits: from a verdict to the next block, in seconds, each with its share of the rounds. What is left of 1 is
+                the share of follow-ups.
         """
         sessions = self.sessions
         rest_s = self._rest_s.get(0.0)
         usual_pass_s = self._usual_pass_s(num_draft_tokens)
-        idle_s = sum(share * (wait_s + rest_s) for share, wait_s in waits)
+        idle_s = rest_s + sum(share * wait_s for share, wait_s in waits)
         passes = 1.0
         if max(wait_s for _, wait_s in waits) + rest_s > _AT_ONCE_S and usual_pass_s > 0.0:
             passes += sum(share * max((wait_s + rest_s) / usual_pass_s, 1.0) for share, wait_s in waits)
@@ -185,10 +187,13 @@ class VerifierTimes:
         Returns:
             The time; infinity where the verifier does not wait so long.
         """
-        rest_s = self._rest_s.get(0.0)
-        if longest_s + rest_s > min(self.gather_window_s, self._usual_pass_s(num_draft_tokens)):
+        if not self.waits_for(longest_s, num_draft_tokens):
             return math.inf
-        return usual_s + rest_s + self.pass_time.at(self.sessions * (1 + num_draft_tokens))
+        return usual_s + self._rest_s.get(0.0) + self.pass_time.at(self.sessions * (1 + num_draft_tokens))
+
+    def waits_for(self, wait_s: float, num_draft_tokens: float) -> bool:
+        """Whether a pass over such blocks waits for a session that has its next one so long after a verdict."""
+        return wait_s + self._rest_s.get(0.0) <= min(self.gather_window_s, self._usual_pass_s(num_draft_tokens))
 
     def halves_s(self, num_draft_tokens: float, wait_s: float, slack_s: float) -> float:
         """The same where one half of the sessions is away while the other half is in a pass.

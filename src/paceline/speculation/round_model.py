@@ -118,7 +118,11 @@ class RoundModel:
         late_s = max(ahead_s - pass_s, 0.0)
         # What turns out wrong is dropped as soon as the next draft is asked for.
         busy_s = agrees * ahead_s + (1.0 - agrees) * (min(ahead_s, pass_s) + draft_s)
-        return self._verifier.passing_s(self._sent(size), ((agrees, late_s), (1.0 - agrees, draft_s))), busy_s
+        waits = [(1.0 - agrees, draft_s)]
+        # What is there in time is a follow-up, and misses no pass unless that waits for other sessions' drafts anyway.
+        if late_s > 0.0 or self._verifier.waits_for(drafter.draft_s(depth, batch, in_step=True), self._sent(size)):
+            waits.append((agrees, late_s))
+        return self._verifier.passing_s(self._sent(size), waits), busy_s
 
     def _together_s(
         self, drafter: DrafterTimes, size: int, depth: int, ahead: bool, own: float, strangers: float

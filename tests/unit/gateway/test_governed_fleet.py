@@ -76,6 +76,22 @@ def test_one_session_drafts_ahead(tmp_path: Path) -> None:
     assert governed.ahead_hits > 0
 
 
+def test_replicas_that_are_not_near_are_asked_ahead(tmp_path: Path) -> None:
+    """Drafts come later than passes wait; what was drafted ahead and is right is in the next pass all the same."""
+    check(tmp_path, Devices(rtt_s=0.004), Load(16), ((4, AHEAD), (4, IN_TURN)))
+
+
+def test_sessions_of_slow_replicas_that_draft_in_turn_find_out_that_ahead_is_better(tmp_path: Path) -> None:
+    """They come from plain decoding, drafts having become better, and have never drafted ahead since."""
+    devices = Devices(verify_pass=PassTime(120.0, 0.2), draft_pass=PassTime(12.0, 0.2), rtt_s=0.003)
+    load = Load(16)
+    fleet = SimulatedFleet(tmp_path, dataclasses.replace(devices, acceptance=0.1), load)
+    fleet.run(4.0)
+    fleet.devices = devices
+    fleet.run(6.0)
+    assert fleet.run(6.0).goodput >= BEST_SHARE * fixed(tmp_path, devices, load, 4, AHEAD, warm_up_s=0.5)
+
+
 @pytest.mark.parametrize("max_tokens", [24, 96])
 def test_short_requests_at_saturation_lose_nothing(tmp_path: Path, max_tokens: int) -> None:
     """Passes take their time per token, so blocks cost what they bring. From the first request on."""

@@ -30,16 +30,17 @@ class SessionTimer:
         self._loop = loop
         self._due = due
         self._at: float | None = None
-        self._handle: asyncio.TimerHandle | None = None
+        self._handle: asyncio.Handle | None = None
+        self._rings_at = 0.0  # of the handle: uvloop's has no time if that is so near that it calls at once
 
     def set(self, at: float | None) -> None:
         """Calls at this time of the event loop's clock, and not at the one before; None for not at all."""
         self._at = at
-        if at is None or (self._handle is not None and self._handle.when() <= at):
+        if at is None or (self._handle is not None and self._rings_at <= at):
             return
         if self._handle is not None:
             self._handle.cancel()
-        self._handle = self._loop.call_at(at, self._ring)
+        self._handle, self._rings_at = self._loop.call_at(at, self._ring), at
 
     def stop(self) -> None:
         """Calls no more."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paceline_gateway.deadlines import SessionTimer, earliest
@@ -105,3 +106,18 @@ def test_it_rings_exactly_at_the_time_that_holds(steps: list[tuple[float, float 
         assert rung == pytest.approx(expected)
         holds = None if wait is None else loop.now + wait
         timer.set(holds)
+
+
+def test_uvloop_has_no_time_for_a_call_that_is_due_at_once() -> None:
+    """What is half a millisecond away is called at once, and a timer may be set again before that."""
+
+    async def ring() -> float:
+        loop, rung = asyncio.get_running_loop(), asyncio.Event()
+        timer = SessionTimer(loop, rung.set)
+        timer.set(loop.time())
+        timer.set(loop.time() + 0.005)
+        begun_s = loop.time()
+        await rung.wait()
+        return loop.time() - begun_s
+
+    assert uvloop.run(ring()) >= 0.004

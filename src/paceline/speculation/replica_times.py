@@ -187,13 +187,10 @@ class VerifierTimes:
         Returns:
             The time; infinity where the verifier does not wait so long.
         """
-        if not self.waits_for(longest_s, num_draft_tokens):
+        rest_s = self._rest_s.get(0.0)
+        if longest_s + rest_s > min(self.gather_window_s, self._usual_pass_s(num_draft_tokens)):
             return math.inf
-        return usual_s + self._rest_s.get(0.0) + self.pass_time.at(self.sessions * (1 + num_draft_tokens))
-
-    def waits_for(self, wait_s: float, num_draft_tokens: float) -> bool:
-        """Whether a pass over such blocks waits for a session that has its next one so long after a verdict."""
-        return wait_s + self._rest_s.get(0.0) <= min(self.gather_window_s, self._usual_pass_s(num_draft_tokens))
+        return usual_s + rest_s + self.pass_time.at(self.sessions * (1 + num_draft_tokens))
 
     def halves_s(self, num_draft_tokens: float, wait_s: float, slack_s: float) -> float:
         """The same where one half of the sessions is away while the other half is in a pass.

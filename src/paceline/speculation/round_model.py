@@ -119,8 +119,10 @@ class RoundModel:
         # What turns out wrong is dropped as soon as the next draft is asked for.
         busy_s = agrees * ahead_s + (1.0 - agrees) * (min(ahead_s, pass_s) + draft_s)
         waits = [(1.0 - agrees, draft_s)]
-        # What is there in time is a follow-up, and misses no pass unless that waits for other sessions' drafts anyway.
-        if late_s > 0.0 or self._verifier.waits_for(drafter.draft_s(depth, batch, in_step=True), self._sent(size)):
+        # What is there in time is a follow-up, and misses no pass unless that waits for drafts of others anyway. Their
+        # steps have to be too long for it by themselves: where it is the rest that is long the gateway may be full, and
+        # what more rounds a second cost that is not known here.
+        if late_s > 0.0 or depth * drafter.step_time.at(batch) <= self._verifier.gather_window_s:
             waits.append((agrees, late_s))
         return self._verifier.passing_s(self._sent(size), waits), busy_s
 

@@ -76,11 +76,6 @@ def test_one_session_drafts_ahead(tmp_path: Path) -> None:
     assert governed.ahead_hits > 0
 
 
-def test_replicas_that_are_not_near_are_asked_ahead(tmp_path: Path) -> None:
-    """Drafts come later than passes wait; what was drafted ahead and is right is in the next pass all the same."""
-    check(tmp_path, Devices(rtt_s=0.004), Load(16), ((4, AHEAD), (4, IN_TURN)))
-
-
 def test_sessions_of_slow_replicas_that_draft_in_turn_find_out_that_ahead_is_better(tmp_path: Path) -> None:
     """They come from plain decoding, drafts having become better, and have never drafted ahead since."""
     devices = Devices(verify_pass=PassTime(120.0, 0.2), draft_pass=PassTime(12.0, 0.2), rtt_s=0.003)

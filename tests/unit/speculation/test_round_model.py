@@ -23,8 +23,6 @@ SLOW = IdealFleet(
     draft_pass=PassTime(12.0, 0.2),
 )
 """Devices that are slow, so that drafts take longer than passes wait for company and shorter than a pass."""
-FAR = IdealFleet(num_sessions=16, num_draft_tokens=_SIZE, rtt_ms=4.0)
-"""The same for a pair of quick devices, since they are not near."""
 
 
 class _Session:
@@ -54,9 +52,9 @@ def round_model(fleet: IdealFleet, users: list[_Session]) -> RoundModel:
     return RoundModel(verifier, drafter, gains)
 
 
-@pytest.mark.parametrize("fleet", [SLOW, FAR], ids=["slow", "far"])
-def test_ahead_sessions_whose_drafts_were_right_miss_no_pass(fleet: IdealFleet) -> None:
+def test_ahead_sessions_whose_drafts_were_right_miss_no_pass() -> None:
     """Otherwise both ways were thought to be alike, and sessions that draft in turn stayed at 0.85 of the best."""
+    fleet = SLOW
     users = [_Session() for _ in range(fleet.num_sessions)]
     model = round_model(fleet, users)
     ahead = fleet.num_sessions * model.block(_SIZE, ahead=True).rate

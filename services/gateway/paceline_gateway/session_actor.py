@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 from paceline.errors import (
     Cancelled,
@@ -66,7 +67,7 @@ class SessionActor:
         committer: decides when it ends.
         services: what it works with.
         warnings: things that the client should know from the start.
-        arrived_at: when the request came, in the event loop's time; None for now.
+        arrived_at: when the request came, in monotonic seconds; None for now.
     """
 
     def __init__(
@@ -79,8 +80,7 @@ class SessionActor:
     ) -> None:
         self._plan = plan
         self._services = services
-        loop = asyncio.get_running_loop()
-        self._clock = loop.time
+        self._clock = time.monotonic
         self._mailbox: Mailbox[SessionCommand] = Mailbox(
             f"the mailbox of session {plan.session}", max_items=0, max_bytes=0, reserved_items=_MAILBOX_SLOTS
         )
@@ -97,7 +97,7 @@ class SessionActor:
         self._sent = False
         self._to_note: list[Commit | Measured] = []
         self._full_since: float | None = None
-        self._timer = SessionTimer(loop, lambda: self.tell(Tick()))
+        self._timer = SessionTimer(asyncio.get_running_loop(), lambda: self.tell(Tick()), self._clock)
 
     @property
     def session(self) -> str:

@@ -410,6 +410,7 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         self.meter.ended()
 
     def _begin(self, model: ModelThread) -> None:
+        self._pass_started_s = self.clock()  # from here on the model is the thread's, whenever that comes to it
         self._under_way = model.run(
             lambda: run_passes(self._run_pass, self._goes_on, self.clock),
             lambda passes: self._passes_done(passes, model),

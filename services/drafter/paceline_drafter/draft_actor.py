@@ -319,7 +319,7 @@ class DraftActor(ReplicaActor[DrafterCommand, DrafterEvent, DraftStep]):
         return DraftStep(running, over, num_tokens, started_s, self.clock())
 
     def _drafts_at_once(self, entry: RunningDraft) -> bool:
-        """Drafts what the only session waits for; nobody could ask for anything else meanwhile but to leave."""
+        """Drafts what the only session waits for. Who comes meanwhile, or gives it up as late, waits for its end."""
         if len(self._sessions) > 1 or entry.command.assumed or not isinstance(self._method, DraftsAtOnce):
             return False
         return self._method.draft_at_once(entry.job)

@@ -312,9 +312,7 @@ class VerifyActor(ReplicaActor[VerifierCommand, VerifierEvent, list[Verified | F
         follow_up, session.follow_up = session.follow_up, None
         stream = self.routes.stream_of(name)
         if follow_up is not None and stream is not None:
-            self.guarded(
-                Letter(stream, follow_up, now_s), lambda letter: self._judge(session, follow_up, letter.arrived_s)
-            )
+            self.guarded(stream, follow_up, lambda: self._judge(session, follow_up, now_s))
         if session.running is None:
             self._gather.answered(name)
 

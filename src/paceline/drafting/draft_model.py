@@ -169,18 +169,21 @@ class DraftModelMethod:
         sampling = job.sampling_without_chance
         if not isinstance(self._runner, DraftsChains) or self._id_map or job.num_candidates:
             return False
-        if job.done or self._is_drawn(job) or not takes_the_best(sampling):
+        if self._is_drawn(job) or not takes_the_best(sampling):
             return False
-        for _, held, feed in self._plan([job]):
-            num_steps = min(job.max_depth - len(job.tokens), _MOST_AT_ONCE)
-            result = self._runner.forward_chain(feed, num_steps, self._info.vocab_size)
-            if result is None:
-                return False
-            self._held[job.session] = held
-            job.done = result.error is not None
-            for choice in result.choices:
-                self._append_choice(job, choice)
-            held.tokens.extend(choice.token for choice in result.choices[:-1] if choice is not None)
+        planned = self._plan([job])
+        if not planned:
+            return True  # it cannot be served, and is done
+        ((_, held, feed),) = planned
+        num_steps = min(job.max_depth - len(job.tokens), _MOST_AT_ONCE)
+        result = self._runner.forward_chain(feed, num_steps, self._info.vocab_size)
+        if result is None:
+            return False
+        self._held[job.session] = held
+        job.done = result.error is not None
+        for choice in result.choices:
+            self._append_choice(job, choice)
+        held.tokens.extend(choice.token for choice in result.choices[:-1] if choice is not None)
         return True
 
     def _plan(self, jobs: Sequence[DraftJob]) -> list[tuple[DraftJob, _Held, Feed]]:

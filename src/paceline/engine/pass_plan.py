@@ -143,7 +143,7 @@ class SequencePlan:
                 slot = group[0].start * size
                 pieces.append(Piece(num_rows, slice(slot, slot + num_rows), None, size))
             else:
-                pages = torch.tensor([page for run in group for page in run], device=device)
+                pages = _on(device, [page for run in group for page in run])
                 pieces.append(Piece(num_rows, None, pages, size))
             left -= num_rows
         return tuple(pieces)
@@ -287,15 +287,15 @@ def join_rows(parts: Sequence[NewRows], device: torch.device) -> PassPlan:
                 pages=kv.pages[: -(-num_rows // kv.page_tokens)],
                 page_tokens=kv.page_tokens,
                 visible=part.visible,
-                positions=torch.tensor(part.positions, device=device),
+                positions=_on(device, part.positions),
                 seen_by_all=part.seen_by_all,
             )
         )
     return PassPlan(
         sequences=tuple(plans),
-        token_ids=torch.tensor([tokens], device=device),
-        positions=torch.tensor([positions], device=device),
-        wanted=torch.tensor(wanted, device=device, dtype=torch.long),
+        token_ids=_on(device, tokens)[None],
+        positions=_on(device, positions)[None],
+        wanted=_on(device, wanted),
         num_wanted=tuple(part.num_wanted for part in parts),
         write=_as_slots(write, device),
     )
@@ -320,12 +320,18 @@ def _new_rows(part: SequencePass, device: torch.device) -> NewRows:
     )
 
 
+def _on(device: torch.device, values: Sequence[int]) -> torch.Tensor:
+    """Numbers on a device # [n] int64; out of pinned memory, so that the host does not wait for earlier passes."""
+    is_cuda = device.type == "cuda"
+    return torch.tensor(values, dtype=torch.int64, pin_memory=is_cuda).to(device, non_blocking=is_cuda)
+
+
 def _as_slots(slots: list[int], device: torch.device) -> Slots:
     """Neighbouring slots as a slice, which is written faster."""
     first = slots[0]
     if slots[-1] - first == len(slots) - 1 and slots == list(range(first, first + len(slots))):
         return slice(first, first + len(slots))
-    return torch.tensor(slots, device=device)
+    return _on(device, slots)
 
 
 def _visible(part: SequencePass, num_rows: int, device: torch.device) -> torch.Tensor | None:

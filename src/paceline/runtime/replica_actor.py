@@ -264,7 +264,7 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
         reason = Unavailable("the replica has shut down; use another one")
         for letter in waiting:
             if isinstance(letter, Letter):
-                self._fail(letter, reason)
+                self._fail(letter.stream, letter.command, reason)
             elif isinstance(letter, SideWork):
                 letter.refuse(reason)
         if self._pass_started_s is None:
@@ -319,22 +319,21 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
             return []
 
     def _apply_guarded(self, letter: Letter[CommandT, EventT]) -> None:
-        self.guarded(letter, self._apply)
+        self.guarded(letter.stream, letter.command, lambda: self._apply(letter))
 
-    def guarded(self, letter: Letter[CommandT, EventT], do: Callable[[Letter[CommandT, EventT]], None]) -> None:
+    def guarded(self, stream: EventStream[EventT], command: CommandT, do: Callable[[], None]) -> None:
         """Does what a command asks for. Whatever that raises is its answer, and hurts no other."""
-        command = letter.command
         with log_context(session=command.session):
             try:
-                do(letter)
+                do()
             except PacelineError as error:
-                self._fail(letter, error)
+                self._fail(stream, command, error)
             except Exception:
                 logger.exception(
                     "a command failed unexpectedly",
                     extra={"session": command.session, "epoch": command.epoch, "command": type(command).__name__},
                 )
-                self._fail(letter, PacelineError(INTERNAL_MESSAGE))
+                self._fail(stream, command, PacelineError(INTERNAL_MESSAGE))
 
     def _apply(self, letter: Letter[CommandT, EventT]) -> None:
         command = letter.command
@@ -346,9 +345,9 @@ class ReplicaActor(ABC, Generic[CommandT, EventT, ResultT]):
             if isinstance(command, Open):
                 logger.debug("session opened", extra={"epoch": command.epoch, "tokens": len(command.tokens)})
 
-    def _fail(self, letter: Letter[CommandT, EventT], error: PacelineError) -> None:
-        self.count_failure(letter.command.session, letter.command.epoch, error.code)
-        letter.stream.send(self.failed_event(letter.command, error))
+    def _fail(self, stream: EventStream[EventT], command: CommandT, error: PacelineError) -> None:
+        self.count_failure(command.session, command.epoch, error.code)
+        stream.send(self.failed_event(command, error))
 
     def count_failure(self, session: str, epoch: int, code: str) -> None:
         """Counts and logs that a command is answered with a failure; what it says in words goes to the gateway."""

@@ -1,7 +1,7 @@
 """`paceline bench scale`: what a fleet of simulated devices reaches, divided by what it could reach.
 
 Devices are simulated (a pass takes a stated time); services, wire and Redis are real. The ideal is a discrete-event
-model of the same devices with the same luck and no software (`paceline.benchmark.ideal`). Ways to generate take turns
+model of the same devices on the same text with no software (`paceline.benchmark.ideal`). Ways to generate take turns
 on one fleet, so that a busy machine disturbs them alike.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from paceline.benchmark.ideal import IdealFleet, IdealResult, ideal
+from paceline.benchmark.ideal import IdealFleet, IdealResult, ideal, ideal_of_text
 from paceline.benchmark.scale_fleet import ScaleFleet, ScaleOptions
 from paceline.benchmark.scale_load import Load, prompts
 from paceline.benchmark.scale_meter import NO_CPU, PHASES, CpuSeconds, Reading, read, sessions_open
@@ -217,20 +217,25 @@ async def run_way(fleet: ScaleFleet, plan: ScalePlan, sessions: int, rtt_ms: flo
     if way.name == "one process":
         from paceline.benchmark.scale_local import one_process
 
-        best = _ideal(fleet, plan, sessions, 0.0, way).tokens_per_second
-        return Run(await asyncio.to_thread(one_process, plan.options, round(best * plan.seconds)), best)
+        num_tokens = round(ideal(_model(plan.options, sessions, 0.0, way)).tokens_per_second * plan.seconds)
+        best = _ideal(fleet, sessions, 0.0, way, (0, num_tokens)).tokens_per_second
+        return Run(await asyncio.to_thread(one_process, plan.options, num_tokens), best)
     gateway = fleet.gateways[way.ahead]
     tokenizer = Tokenizer.load(fleet.model_dir)
     starts = prompts(sessions, tokenizer.vocab_size)
     max_tokens = plan.options.max_model_len - len(starts[0]) - 1
     async with Load(gateway.address, starts, way.num_speculative_tokens, max_tokens) as load:
         await asyncio.sleep(plan.warm_up_s)
-        before = await read(fleet, gateway, load.tokens)
+        before = await read(fleet, gateway, load)
         await asyncio.sleep(plan.seconds)
-        after = await read(fleet, gateway, load.tokens)
+        after = await read(fleet, gateway, load)
         load.check()
     await _quiet(fleet)
-    return figures(before, after, _ideal(fleet, plan, sessions, rtt_ms, way), plan.options, sessions)
+    if after.tokens == before.tokens:
+        raise Unavailable(f"no token came in {plan.seconds:g} seconds: count for longer (--seconds)")
+    # The first token of each comes from reading its prompt, which the model leaves out.
+    text = (before.tokens - sessions, after.tokens - sessions)
+    return figures(before, after, _ideal(fleet, sessions, rtt_ms, way, text), plan.options, sessions)
 
 
 async def _quiet(fleet: ScaleFleet) -> None:
@@ -246,34 +251,40 @@ async def _quiet(fleet: ScaleFleet) -> None:
         await asyncio.sleep(_QUIET_POLL_S)
 
 
-def _ideal(fleet: ScaleFleet, plan: ScalePlan, sessions: int, rtt_ms: float, way: Way) -> IdealResult:
-    """The model of a case, with the luck that its sessions have; of a governed one the best of the others."""
-    options = plan.options
-    block = options.num_speculative_tokens
+def _ideal(fleet: ScaleFleet, sessions: int, rtt_ms: float, way: Way, text: tuple[int, int]) -> IdealResult:
+    """The model of a case over a stretch of what its sessions write; of a governed one the best of the others."""
+    options = fleet.options
     if way.num_speculative_tokens is None:
+        block = options.num_speculative_tokens
         others = (Way("plain", 0), Way("sequential", block), Way("ahead", block, ahead=True))
-        results = [_ideal(fleet, plan, sessions, rtt_ms, other) for other in others]
+        results = [_ideal(fleet, sessions, rtt_ms, other, text) for other in others]
         return max(results, key=lambda result: result.tokens_per_second)
     tokenizer = Tokenizer.load(fleet.model_dir)
-    text = options.drafter.text(tokenizer.vocab_size, tokenizer.eos_token_ids)
+    simulated = options.drafter.text(tokenizer.vocab_size, tokenizer.eos_token_ids)
     luck: list[Iterator[bool]] = [
         # The first token comes from reading the prompt, without a draft.
-        islice(text.agreements(prompt), 1, None)
+        islice(simulated.agreements(prompt), 1, None)
         for prompt in prompts(sessions, tokenizer.vocab_size)
     ]
-    model = IdealFleet(
+    return ideal_of_text(_model(options, sessions, rtt_ms, way), *text, agreements=luck)
+
+
+def _model(options: ScaleOptions, sessions: int, rtt_ms: float, way: Way) -> IdealFleet:
+    """The model of a way of a case."""
+    block = way.num_speculative_tokens or 0
+    return IdealFleet(
         num_sessions=sessions,
         num_verifiers=options.verifiers,
         num_drafters=options.drafters,
-        num_draft_tokens=way.num_speculative_tokens,
+        num_draft_tokens=block,
+        acceptance=options.acceptance,
         rtt_ms=rtt_ms,
         ahead=way.ahead,
         outcomes=options.prepared_outcomes,
-        outcome_chances=options.outcome_chances(way.num_speculative_tokens),
+        outcome_chances=options.outcome_chances(block),
         verify_pass=options.verify_pass,
         draft_pass=options.draft_pass,
     )
-    return ideal(model, plan.seconds, warm_up_s=plan.warm_up_s, agreements=luck)
 
 
 def figures(before: Reading, after: Reading, best: IdealResult, options: ScaleOptions, sessions: int) -> Run:
@@ -290,7 +301,7 @@ def figures(before: Reading, after: Reading, best: IdealResult, options: ScaleOp
     rounds = max(after.rounds - before.rounds, 1.0)
     cpu = after.cpu.minus(before.cpu)
     return Run(
-        tokens_per_second=(after.tokens - before.tokens) / seconds,
+        tokens_per_second=(after.tokens - before.tokens) / (after.newest_s - before.newest_s),
         ideal_tokens_per_second=best.tokens_per_second,
         rounds_per_second=rounds / seconds,
         ideal_rounds_per_second=best.rounds_per_second,

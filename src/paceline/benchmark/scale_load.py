@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -46,6 +47,7 @@ class Load:
 
     Attributes:
         tokens: that have come so far, of all sessions.
+        newest_s: when the newest of them came, on the clock of `time.perf_counter`.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Load:
         self._silent = len(self._requests)
         self._all_began = asyncio.Event()
         self.tokens = 0
+        self.newest_s = 0.0
 
     async def __aenter__(self) -> Self:
         self._tasks = [asyncio.create_task(self._session(request)) for request in self._requests]
@@ -102,7 +105,9 @@ class Load:
         try:
             async for response in self._stub.Generate(request):
                 count = len(response.chunk.token_ids)
-                self.tokens += count
+                if count:
+                    self.tokens += count
+                    self.newest_s = time.perf_counter()
                 if count and not began:
                     began = True
                     self._began()

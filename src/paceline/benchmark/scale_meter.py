@@ -13,6 +13,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.benchmark.scale_fleet import Gateway, ScaleFleet
+from paceline.benchmark.scale_load import Load
 
 _TIMEOUT_S = 10.0
 PHASES = ("draft", "draft_queue", "draft_wire", "draft_wait", "verify", "verify_queue", "verify_wire")
@@ -62,6 +63,7 @@ class Reading:
     Attributes:
         at_s: when, on the clock of `time.perf_counter`.
         tokens: that the clients have.
+        newest_s: when the newest of them came, on the same clock.
         cpu: of each part.
         rounds: verdicts.
         ahead_hits: blocks that had been drafted ahead and were used.
@@ -74,6 +76,7 @@ class Reading:
 
     at_s: float
     tokens: int
+    newest_s: float
     cpu: CpuSeconds = NO_CPU
     rounds: float = 0.0
     ahead_hits: float = 0.0
@@ -84,13 +87,13 @@ class Reading:
     verify_passes: float = 0.0
 
 
-async def read(fleet: ScaleFleet, gateway: Gateway, tokens: int) -> Reading:
+async def read(fleet: ScaleFleet, gateway: Gateway, load: Load) -> Reading:
     """Reads everything; what takes time is read after the moment that counts.
 
     Raises:
         OSError: a service does not answer.
     """
-    at_s, cpu = time.perf_counter(), _cpu(fleet, gateway)
+    at_s, tokens, newest_s, cpu = time.perf_counter(), load.tokens, load.newest_s, _cpu(fleet, gateway)
     verifiers, drafters = fleet.replica_metrics
     pages = await asyncio.gather(*(asyncio.to_thread(_fetch, url) for url in (gateway.metrics, *verifiers, *drafters)))
     own, replicas = _sums(pages[:1]), pages[1:]
@@ -98,6 +101,7 @@ async def read(fleet: ScaleFleet, gateway: Gateway, tokens: int) -> Reading:
     return Reading(
         at_s,
         tokens,
+        newest_s,
         cpu,
         rounds=own.get("paceline_target_passes_total", 0.0),
         ahead_hits=own.get("paceline_spec_decode_num_ahead_hits_total", 0.0),

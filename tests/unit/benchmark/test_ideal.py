@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import cycle
+from itertools import chain, cycle, repeat
 
 import pytest
 
-from paceline.benchmark.ideal import IdealFleet, IdealResult, ideal
+from paceline.benchmark.ideal import IdealFleet, IdealResult, ideal, ideal_of_text
 from paceline.engine.simulated.pass_time import PassTime
 
 NO_GATHER = {"gather_window_ms": 0.0}
@@ -146,3 +147,31 @@ def test_a_drafter_that_is_never_alone_with_a_session_foresees_nothing() -> None
     fleet = IdealFleet(num_sessions=64, num_verifiers=4, num_drafters=2)
     with_outcomes = replace(fleet, outcomes=8, outcome_chances=CERTAIN)
     assert ideal(with_outcomes, 2.0).tokens_per_second == pytest.approx(ideal(fleet, 2.0).tokens_per_second, rel=0.01)
+
+
+def test_a_stretch_of_text_takes_the_time_of_its_own_luck() -> None:
+    # Ten rounds of five tokens, then rounds of one.
+    def luck() -> list[Iterator[bool]]:
+        return [chain(repeat(True, 10 * (BLOCK + 1)), repeat(False))]
+
+    in_turn = IdealFleet(ahead=False, **NO_GATHER)  # type: ignore[arg-type]
+    round_s = 2 * RTT_S + in_turn.verify_pass.seconds(BLOCK + 1)
+    round_s += BLOCK * in_turn.draft_pass.seconds(1)
+    good = ideal_of_text(in_turn, 10, 45, agreements=luck())
+    assert good.tokens_per_second == pytest.approx(5 / round_s, rel=0.02)
+    bad = ideal_of_text(in_turn, 51, 90, agreements=luck())
+    assert bad.tokens_per_second == pytest.approx(1 / round_s, rel=0.02)
+    assert bad.rounds_per_second == pytest.approx(good.rounds_per_second, rel=0.02)
+
+
+def test_a_long_stretch_is_what_a_long_time_is() -> None:
+    fleet = IdealFleet(num_sessions=8, num_verifiers=2)
+    stretch, time = ideal_of_text(fleet, 1000, 40_000), ideal(fleet, 100.0)
+    assert stretch.tokens_per_second == pytest.approx(time.tokens_per_second, rel=0.02)
+    assert stretch.verifier_busy == pytest.approx(time.verifier_busy, rel=0.02)
+    assert stretch.drafter_busy == pytest.approx(time.drafter_busy, rel=0.02)
+
+
+def test_no_text_is_no_stretch() -> None:
+    with pytest.raises(ValueError, match="no stretch"):
+        ideal_of_text(IdealFleet(), 5, 5)

@@ -27,10 +27,11 @@ def _run(tokens_per_second: float, **fields: Any) -> Run:
 
 
 def test_figures_are_differences_per_second_and_per_round() -> None:
-    before = Reading(10.0, 100, CpuSeconds(gateway=1.0), rounds=5, phases_s=dict.fromkeys(PHASES, 1.0))
+    before = Reading(10.0, 100, 9.9, CpuSeconds(gateway=1.0), rounds=5, phases_s=dict.fromkeys(PHASES, 1.0))
     after = Reading(
         12.0,
         400,
+        11.4,
         CpuSeconds(gateway=1.5, redis=0.1, client=0.2),
         rounds=105,
         ahead_hits=30,
@@ -39,9 +40,11 @@ def test_figures_are_differences_per_second_and_per_round() -> None:
         verifying_s=6.0,
         drafting_s=1.0,
     )
-    found = figures(before, after, IdealResult(160.0, 55.0, 1.0, 1.0), OPTIONS, sessions=64)
-    assert (found.tokens_per_second, found.rounds_per_second) == (150.0, 50.0)
-    assert found.achieved == pytest.approx(150 / 160)
+    found = figures(before, after, IdealResult(250.0, 55.0, 1.0, 1.0), OPTIONS, sessions=64)
+    # tokens from the newest before to the newest after, the rest from reading to reading
+    assert found.tokens_per_second == pytest.approx(200.0)
+    assert found.rounds_per_second == 50.0
+    assert found.achieved == pytest.approx(200 / 250)
     cpu = found.cpu_ms_per_round
     assert (cpu.gateway, cpu.redis, cpu.client, cpu.verifiers) == pytest.approx((5.0, 1.0, 2.0, 0.0))
     assert found.busy_cores == pytest.approx(0.8 / 2)
@@ -49,7 +52,7 @@ def test_figures_are_differences_per_second_and_per_round() -> None:
     assert (found.verifier_busy, found.drafter_busy) == (6 / 2 / 4, 1 / 2 / 2)
     assert (found.ahead_hits, found.fallbacks) == (0.3, 0.02)
     # one session keeps one replica of each kind busy
-    assert figures(before, after, IdealResult(160.0, 55.0, 1.0, 1.0), OPTIONS, sessions=1).verifier_busy == 3.0
+    assert figures(before, after, IdealResult(250.0, 55.0, 1.0, 1.0), OPTIONS, sessions=1).verifier_busy == 3.0
 
 
 def test_rows_are_medians_of_quotients_in_the_same_repeat() -> None:

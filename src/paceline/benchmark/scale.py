@@ -214,14 +214,14 @@ async def run_way(fleet: ScaleFleet, plan: ScalePlan, sessions: int, rtt_ms: flo
     Raises:
         PacelineError: a generation fails.
     """
+    tokenizer = Tokenizer.load(fleet.model_dir)
     if way.name == "one process":
         from paceline.benchmark.scale_local import one_process
 
         num_tokens = round(ideal(_model(plan.options, sessions, 0.0, way)).tokens_per_second * plan.seconds)
         best = _ideal(fleet, sessions, 0.0, way, (0, num_tokens)).tokens_per_second
-        return Run(await asyncio.to_thread(one_process, plan.options, num_tokens), best)
+        return Run(await asyncio.to_thread(one_process, plan.options, tokenizer, num_tokens), best)
     gateway = fleet.gateways[way.ahead]
-    tokenizer = Tokenizer.load(fleet.model_dir)
     starts = prompts(sessions, tokenizer.vocab_size)
     max_tokens = plan.options.max_model_len - len(starts[0]) - 1
     async with Load(gateway.address, starts, way.num_speculative_tokens, max_tokens) as load:

@@ -13,27 +13,32 @@ from paceline.engine.local import LocalRequest, generate
 from paceline.engine.simulated.runner import SimulatedModel, SimulatedRunner
 from paceline.engine.target import TargetEngine
 from paceline.messages import SamplingParams
+from paceline.text.tokenizer import Tokenizer
 
-_VOCAB_SIZE = 351
 
-
-def one_process(options: ScaleOptions, num_tokens: int) -> float:
+def one_process(options: ScaleOptions, tokenizer: Tokenizer, num_tokens: int) -> float:
     """Generates with one session and returns its tokens per second; blocks meanwhile.
 
     Args:
         options: of the fleet whose devices are used.
+        tokenizer: of the fleet, so that both write the same text.
         num_tokens: how many.
     """
 
     def runner(model: SimulatedModel) -> SimulatedRunner:
         return SimulatedRunner(
-            model, vocab_size=_VOCAB_SIZE, kv_bytes=1 << 24, max_sessions=2, max_model_len=options.max_model_len
+            model,
+            vocab_size=tokenizer.vocab_size,
+            eos_token_ids=tokenizer.eos_token_ids,
+            kv_bytes=1 << 24,
+            max_sessions=2,
+            max_model_len=options.max_model_len,
         )
 
     greedy = SamplingParams(temperature=0.0)
     drafter = LocalDrafter(DraftModelMethod(TorchDraftRunner(runner(options.drafter))), greedy)
     request = LocalRequest(
-        prompts(1, _VOCAB_SIZE)[0],
+        prompts(1, tokenizer.vocab_size)[0],
         greedy,
         max_tokens=num_tokens,
         num_draft_tokens=options.num_speculative_tokens,

@@ -27,7 +27,7 @@ from paceline_verifier.verify_actor import VerifyActor
 
 from paceline.client import AsyncClient
 from paceline.drafting.method import DraftMethod
-from paceline.engine.sampling import JudgeRequest, Verdict, judge
+from paceline.engine.judging import JudgeRequest, Verdict, judge
 from paceline.engine.target import TargetEngine, TargetOptions
 from paceline.generation import Chunk, Evidence, Finished, Started
 from paceline.messages import FinishReason, ModelInfo, SamplingParams, TokenOrigin

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.engine.sampling import JudgeRequest, Verdict, judge
+from paceline.engine.judging import JudgeRequest, Verdict, judge
 from paceline.messages import AcceptanceRule, DraftProbs, SamplingParams, Verify
 from paceline.speculation.noise import NoiseStream, keyed_argmax, noise_keys
 from paceline.speculation.tree import DraftTree

@@ -232,13 +232,18 @@ class SessionRows:
         self.shaping = Shaping.of(state.sampling)
         self._seen: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    @property
+    @cached_property
     def goes_row_by_row(self) -> bool:
         """Whether rows are sampled one at a time and only where the walk comes to them, or all in one go.
 
         The temporaries of one row fit into a CPU's caches, those of several do not; a GPU wants few launches.
         """
         return self.logits.device.type == "cpu"
+
+    def make_ready(self) -> None:
+        """Does what can be done before the logits are there; on a CPU they always are."""
+        if self.goes_row_by_row:
+            _ = self._rows
 
     def position(self, row: int) -> int:
         """Absolute position of the token chosen from a row."""
@@ -343,3 +348,8 @@ class SessionRows:
         """Those of the tokens that are in the vocabulary. # [n] int64."""
         ids = torch.tensor(tokens, dtype=torch.int64)
         return ids[(ids >= 0) & (ids < self.logits.shape[1])].to(self.logits.device)
+
+
+def real_columns(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """The logits without padding columns."""
+    return logits if logits.shape[1] <= vocab_size else logits[:, :vocab_size]

@@ -100,8 +100,8 @@ class ModelRunner(Protocol):
 
         Args:
             batch: its parts, of different sequences.
-            wait: whether the result is read now. If not, this may return before the device has come to it, more work
-                for the device follows, and then `synchronize`.
+            wait: whether the result is read now. If not, this may return before the device has come to it; more work
+                for the device may follow, and before anything is read comes `synchronize`.
 
         Returns:
             Per part, float32 logits # [num_logits, vocab_size], row i for the (num_logits - i)-th last fed token.

@@ -26,9 +26,9 @@ import torch
 
 from paceline.engine.admission import Admission
 from paceline.engine.blocks import cut_block
+from paceline.engine.judging import Judging, Verdict
 from paceline.engine.next_blocks import NextBlocks, SelfDraftStats
 from paceline.engine.runner import ModelRunner
-from paceline.engine.sampling import Verdict, judge
 from paceline.engine.scheduler import Scheduler, SchedulerOptions, SchedulerStats
 from paceline.engine.self_draft import SelfDrafter
 from paceline.engine.served_features import ServedFeatures
@@ -290,19 +290,23 @@ class TargetEngine:
             work = entries[part.index].work
             work.started_ns = work.started_ns or started_ns
         results = self._forward(parts)
+        asked = [
+            (entries[part.index], part, result)
+            for part, result in zip(parts, results, strict=True)
+            if part.complete and not isinstance(result, ModelError)
+        ]
+        judging = self._judging(asked)  # while the device works
+        self._runner.synchronize()
         forward_ns = time.monotonic_ns() - started_ns
         answers: list[Verified | Failed] = []
-        judged: list[tuple[Entry, Part, torch.Tensor]] = []
         for part, result in zip(parts, results, strict=True):
             entry = entries[part.index]
             entry.work.forward_ns += forward_ns
             if isinstance(result, ModelError):
                 answers.append(self._fail(entry, result))
-            elif part.complete:
-                judged.append((entry, part, result))
-            else:
+            elif not part.complete:
                 self._keep(entry.session, part)
-        return answers + self._judge(judged)
+        return answers + self._answers([(entry, part) for entry, part, _ in asked], judging.verdicts())
 
     def check_integrity(self) -> None:
         """Checks the pool and the session table.
@@ -336,9 +340,9 @@ class TargetEngine:
         return entries
 
     def _forward(self, parts: Sequence[Part]) -> list[torch.Tensor | ModelError]:
-        """Runs the pass; if it breaks, each part alone, so that one session's poison hurts no other."""
+        """Hands the pass over; if it breaks, each part alone, so that one session's poison hurts no other."""
         try:
-            return list(self._runner.forward([part.sequence for part in parts]))
+            return list(self._runner.forward([part.sequence for part in parts], wait=False))
         except Exception as error:
             if len(parts) == 1:
                 return [ModelError(f"the forward pass failed: {type(error).__name__}: {error}")]
@@ -354,13 +358,20 @@ class TargetEngine:
                     self._next_blocks.forget(name)
         return plan
 
-    def _judge(self, judged: Sequence[tuple[Entry, Part, torch.Tensor]]) -> list[Verified | Failed]:
+    def _judging(self, asked: Sequence[tuple[Entry, Part, torch.Tensor]]) -> Judging:
+        """The blocks that a pass sees, ready to be judged."""
+        return Judging(
+            [
+                entry.judge_request(part.sequence.tree, logits, self._vocab_size, self._eos_token_ids)
+                for entry, part, logits in asked
+            ]
+        )
+
+    def _answers(
+        self, judged: Sequence[tuple[Entry, Part]], verdicts: Sequence[Verdict | PacelineError]
+    ) -> list[Verified | Failed]:
         """Answers commands whose blocks a pass has seen, with the next blocks of those that want one."""
-        requests = [
-            entry.judge_request(part.sequence.tree, logits, self._vocab_size, self._eos_token_ids)
-            for entry, part, logits in judged
-        ]
-        outcomes = [(entry, part, verdict) for (entry, part, _), verdict in zip(judged, judge(requests), strict=True)]
+        outcomes = [(entry, part, verdict) for (entry, part), verdict in zip(judged, verdicts, strict=True)]
         for entry, part, verdict in outcomes:
             if isinstance(verdict, Verdict):
                 self._keep(entry.session, part, verdict)

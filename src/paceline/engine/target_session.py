@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from paceline.engine.blocks import CutBlock
+from paceline.engine.judging import JudgeRequest, Verdict
 from paceline.engine.kv.pool import SequenceKV
-from paceline.engine.sampling import JudgeRequest, Verdict
 from paceline.engine.wants import Holder, Want
 from paceline.errors import PacelineError
 from paceline.messages import AcceptanceRule, Failed, Features, SamplingParams, Timing, Verified, Verify

@@ -12,7 +12,7 @@ import torch
 
 from bench.near_ties import Tally, compare
 from bench.reference import GREEDY, SAMPLED, CacheFreeReference, Choice, Mode, choose, edit, gumbel_row
-from paceline.engine.sampling import JudgeRequest, Verdict, judge
+from paceline.engine.judging import JudgeRequest, Verdict, judge
 from paceline.messages import SamplingParams
 from paceline.speculation.noise import gumbel, noise_keys
 from paceline.speculation.tree import EMPTY_BLOCK

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.drafting.method import DraftJob, DraftMethod
+from paceline.engine.judging import JudgeRequest, Verdict, judge
 from paceline.engine.runner import ModelRunner, SequencePass
-from paceline.engine.sampling import JudgeRequest, Verdict, judge
 from paceline.messages import SamplingParams
 from paceline.speculation.tree import DraftTree
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from paceline.engine.draft_sampling import draw_drafts
+from paceline.engine.judging import JudgeRequest, Verdict, judge, node_paths
 from paceline.engine.processors import PrefixState, SessionRows
-from paceline.engine.sampling import DraftRow, JudgeRequest, Verdict, judge, node_paths
+from paceline.engine.sampling import DraftRow
 from paceline.errors import InvalidArgument, ModelError
 from paceline.messages import AcceptanceRule, DraftProbs, SamplingParams
 from paceline.speculation.tree import DraftTree

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from paceline.engine.draft_sampling import draw_drafts
+from paceline.engine.judging import JudgeRequest, Verdict, judge
 from paceline.engine.processors import Shaping
-from paceline.engine.sampling import DraftRow, JudgeRequest, Verdict, judge
+from paceline.engine.sampling import DraftRow
 from paceline.messages import AcceptanceRule, DraftProbs, SamplingParams
 from paceline.speculation.acceptance import ratio
 from paceline.speculation.noise import NoiseStream, keyed_argmax, keyed_argmax_of, uniform

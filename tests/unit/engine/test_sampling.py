@@ -8,17 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.engine.judging import JudgeRequest, Verdict, judge, node_paths
 from paceline.engine.processors import SessionRows
-from paceline.engine.sampling import (
-    LOGPROB_FLOOR,
-    DraftChoice,
-    DraftRow,
-    JudgeRequest,
-    Verdict,
-    draft_tokens,
-    judge,
-    node_paths,
-)
+from paceline.engine.sampling import LOGPROB_FLOOR, DraftChoice, DraftRow, draft_tokens
 from paceline.errors import ModelError
 from paceline.messages import SamplingParams
 from paceline.speculation.noise import gumbel, noise_keys

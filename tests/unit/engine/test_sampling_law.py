@@ -16,8 +16,8 @@ from functools import lru_cache
 import pytest
 import torch
 
+from paceline.engine.judging import JudgeRequest, Verdict, judge, node_paths
 from paceline.engine.processors import Shaping
-from paceline.engine.sampling import JudgeRequest, Verdict, judge, node_paths
 from paceline.messages import SamplingParams
 from paceline.speculation.acceptance import match
 from paceline.speculation.noise import NoiseStream, keyed_argmax

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.engine import processors
+from paceline.engine.judging import JudgeRequest, Verdict, judge, node_paths
 from paceline.engine.processors import PrefixState, SessionRows, Shaping
-from paceline.engine.sampling import DraftRow, JudgeRequest, Verdict, draft_tokens, judge, node_paths
+from paceline.engine.sampling import DraftRow, draft_tokens
 from paceline.messages import GREEDY_TEMPERATURE, SamplingParams
 from paceline.speculation.noise import keyed_argmax, noise_keys
 from paceline.speculation.tree import EMPTY_BLOCK, DraftTree

@@ -218,7 +218,8 @@ async def run_way(fleet: ScaleFleet, plan: ScalePlan, sessions: int, rtt_ms: flo
     if way.name == "one process":
         from paceline.benchmark.scale_local import one_process
 
-        num_tokens = round(ideal(_model(plan.options, sessions, 0.0, way)).tokens_per_second * plan.seconds)
+        expected = ideal(_model(plan.options, sessions, 0.0, way)).tokens_per_second * plan.seconds
+        num_tokens = max(round(expected), 1)
         best = _ideal(fleet, sessions, 0.0, way, (0, num_tokens)).tokens_per_second
         return Run(await asyncio.to_thread(one_process, plan.options, tokenizer, num_tokens), best)
     gateway = fleet.gateways[way.ahead]

@@ -128,7 +128,7 @@ def ideal_of_text(
         agreements: see `ideal`.
 
     Raises:
-        ValueError: the stretch is empty.
+        ValueError: the stretch is empty, or one step of the model.
     """
     if last <= first:
         raise ValueError(f"tokens [{first}, {last}) are no stretch of text")
@@ -136,6 +136,8 @@ def ideal_of_text(
     world.write(first)
     before = world.counts()
     world.write(last)
+    if world.now_s == before.now_s:
+        raise ValueError(f"tokens [{first}, {last}) all come at once: take a longer stretch")
     return _between(before, world.counts(), fleet)
 
 

@@ -262,10 +262,10 @@ def _ideal(fleet: ScaleFleet, sessions: int, rtt_ms: float, way: Way, text: tupl
         return max(results, key=lambda result: result.tokens_per_second)
     tokenizer = Tokenizer.load(fleet.model_dir)
     simulated = options.drafter.text(tokenizer.vocab_size, tokenizer.eos_token_ids)
+    # A gateway takes the first token from reading the prompt, without a draft.
+    num_undrafted = 0 if way.name == "one process" else 1
     luck: list[Iterator[bool]] = [
-        # The first token comes from reading the prompt, without a draft.
-        islice(simulated.agreements(prompt), 1, None)
-        for prompt in prompts(sessions, tokenizer.vocab_size)
+        islice(simulated.agreements(prompt), num_undrafted, None) for prompt in prompts(sessions, tokenizer.vocab_size)
     ]
     return ideal_of_text(_model(options, sessions, rtt_ms, way), *text, agreements=luck)
 

@@ -200,7 +200,7 @@ class PrefixState:
 
     Attributes:
         sampling: the request's parameters.
-        committed: tokens that come before all of the rows; read during the call only.
+        committed: tokens that come before all of the rows; read as long as the rows are worked on.
         generation_start: index in `committed` of the first generated token.
         eos_token_ids: ids that min_tokens masks, together with the stop ids.
     """

@@ -175,3 +175,5 @@ def test_a_long_stretch_is_what_a_long_time_is() -> None:
 def test_no_text_is_no_stretch() -> None:
     with pytest.raises(ValueError, match="no stretch"):
         ideal_of_text(IdealFleet(), 5, 5)
+    with pytest.raises(ValueError, match="all come at once"):
+        ideal_of_text(IdealFleet(ahead=False), 1, 2)
